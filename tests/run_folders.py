@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,9 @@ class RunPlan:
     """A run to write. Its stages follow each other; the lanes that have no turn wait.
 
     Attributes:
-        stages: (lane, stage, seconds) of one training step.
-        pace: by step number, how many times as long its stages take.
+        stages: (lane, stage, seconds) of one training step; ``pace`` by step: how many times as long they take.
         gap_s: seconds at the end of each step under no span.
-        evaluations: policy version to (validation reward, response length).
-        evaluate_s: seconds of one evaluation, on the generator.
+        evaluations: policy version to (validation reward, response length), in ``evaluate_s`` on the generator.
         metrics: of a training step, by its number.
         status: how the run ends; ``running`` leaves it open, ``killed`` closes its files without a word.
     """
@@ -108,112 +106,79 @@ class RunPlan:
         parts += [] if self.block is None else [f"block={self.block}"]
         return ",".join(parts) or None
 
-
-class _Clock:
-    def __init__(self, startup_s: float) -> None:
-        self.now_ns = self.row_ns = round(startup_s * 1e9)
-        self.start_ns = self.now_ns
-
-    def row(self) -> tuple[float, float]:
-        """Close a row: seconds since the last one and since the loop's start."""
-        wall_ns, self.row_ns = self.now_ns - self.row_ns, self.now_ns
-        return wall_ns / 1e9, (self.now_ns - self.start_ns) / 1e9
+    @property
+    def manifest(self) -> Manifest:
+        """What the plan says of it, of a commit with 3.3 million parameters."""
+        ours = {each.name for each in fields(self)} & {each.name for each in fields(Manifest)} - {"status", "error"}
+        named = {name: getattr(self, name) for name in ours}
+        return Manifest(**named, commit="abcdef1234567890", dirty=False, parameters=3_300_000)
 
 
 def write_run(root: Path, plan: RunPlan) -> RunFolder:
     """Write the run through the public writer."""
     started = datetime.fromisoformat(plan.started_at)
-    clock = _Clock(plan.startup_s)
+    now_ns = row_ns = start_ns = round(plan.startup_s * 1e9)
 
     def wall_time() -> datetime:
-        return (started + timedelta(seconds=clock.now_ns / 1e9)).astimezone(UTC)
+        return (started + timedelta(seconds=now_ns / 1e9)).astimezone(UTC)
+
+    def spans_of(stages: Sequence[tuple[str, Stage, float]], step: int) -> list[Span]:
+        nonlocal now_ns
+        spans = []
+        for lane, stage, seconds in stages:
+            begun_ns, now_ns = now_ns, now_ns + round(seconds * 1e9)
+            spans += [
+                Span(each, stage if each == lane else WAITS[each], begun_ns, now_ns, step, step) for each in WAITS
+            ]
+        return spans
+
+    def evaluated(version: int) -> list[Span]:
+        if version not in plan.evaluations:
+            return []
+        spans = spans_of([("generator", Stage.EVALUATE, plan.evaluate_s)], version)
+        metrics = store_metrics(_validated(*plan.evaluations[version], plan.prompts))
+        elapsed_s = (now_ns - start_ns) / 1e9
+        run.append(EvaluationRow(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+        return spans
+
+    def times() -> dict[str, float]:
+        """Close a row: seconds since the last one and since the loop's start."""
+        nonlocal row_ns
+        wall_ns, row_ns = now_ns - row_ns, now_ns
+        return {"wall_s": wall_ns / 1e9, "elapsed_s": (now_ns - start_ns) / 1e9}
 
     run = RunFolder.create(root, plan.scenario, plan.experiment, plan.variant_name, scrubber=SCRUBBER, clock=wall_time)
     run.write_scenario(plan.settings)
-    run.write_manifest(_manifest(plan))
-    run.append_spans([Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in WAITS])
-    before_first = _evaluate(run, plan, clock, 0)
+    run.write_manifest(plan.manifest)
+    run.append_spans([Span(lane, Stage.STARTUP, 0, now_ns, -1, -1) for lane in WAITS])
+    spans = evaluated(0)
     for step in range(plan.steps):
-        spans = before_first if step == 0 else []
-        stages = [(lane, stage, seconds * plan.pace(step)) for lane, stage, seconds in plan.stages]
-        spans += _step_spans(stages, clock, step)
-        clock.now_ns += round(plan.gap_s * 1e9)
-        spans += _evaluate(run, plan, clock, step + 1)
-        wall_s, elapsed_s = clock.row()
-        lanes = Occupancy.of(spans).seconds(spans)
-        row: dict[str, Any] = {
-            "step": step,
-            "version": step + 1,
-            "wall_s": wall_s,
-            "elapsed_s": elapsed_s,
-            "lanes": lanes,
-            "optimizer_steps": plan.optimizer_steps,
-            "optimizer_step_metrics": optimizer_step_columns(plan.optimizer_step_metrics(step)),
-        }
-        run.append(StepRow(**row, metrics=store_metrics(plan.metrics(step))))
+        spans += spans_of([(lane, stage, seconds * plan.pace(step)) for lane, stage, seconds in plan.stages], step)
+        now_ns += round(plan.gap_s * 1e9)
+        spans += evaluated(step + 1)
+        row: dict[str, Any] = {"lanes": Occupancy.of(spans).seconds(spans), "optimizer_steps": plan.optimizer_steps}
+        row["optimizer_step_metrics"] = optimizer_step_columns(plan.optimizer_step_metrics(step))
+        run.append(StepRow(step=step, version=step + 1, **times(), **row, metrics=store_metrics(plan.metrics(step))))
         run.append_spans(spans)
         run.flush()
+        spans = []
     run.append(*(RolloutRow.of(it, Purpose.EVALUATE) for it in plan.rollouts))
-    _end(run, plan, clock)
-    return run
-
-
-def _manifest(plan: RunPlan) -> Manifest:
-    return Manifest(
-        scenario=plan.scenario,
-        experiment=plan.experiment,
-        arm=plan.arm,
-        point=plan.point,
-        seed=plan.seed,
-        started_at=plan.started_at,
-        startup_s=plan.startup_s,
-        interleaving=plan.interleaving,
-        position=plan.position,
-        block=plan.block,
-        machine=plan.machine,
-        versions=plan.versions,
-        threads=plan.threads,
-        commit="abcdef1234567890",
-        dirty=False,
-        parameters=3_300_000,
-        inputs=plan.inputs,
-    )
-
-
-def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int) -> list[Span]:
-    if version not in plan.evaluations:
-        return []
-    spans = _step_spans([("generator", Stage.EVALUATE, plan.evaluate_s)], clock, version)
-    reward, length = plan.evaluations[version]
-    metrics = {
-        "validation/reward": Metric(reward, count=plan.prompts),
-        "validation/response_length": Metric(length, count=plan.prompts),
-    }
-    elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
-    run.append(EvaluationRow(version=version, step=version, elapsed_s=elapsed_s, metrics=store_metrics(metrics)))
-    return spans
-
-
-def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step: int) -> list[Span]:
-    spans = []
-    for lane, stage, seconds in stages:
-        start_ns, clock.now_ns = clock.now_ns, clock.now_ns + round(seconds * 1e9)
-        for other in WAITS:
-            what = stage if other == lane else WAITS[other]
-            spans.append(Span(other, what, start_ns, clock.now_ns, step, step))
-    return spans
-
-
-def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
     if plan.status == "completed":
-        wall_s, elapsed_s = clock.row()
-        run.append(TailRow(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
+        run.append(TailRow(**times(), lanes={}))
     if plan.status in ("running", "killed"):
         run.flush()
     else:
         run.finish(plan.status, plan.error, {"final_reward": 0.5})
     if plan.status == "killed":
         run.close()
+    return run
+
+
+def _validated(reward: float, length: float, prompts: int = 256) -> Metrics:
+    return {
+        "validation/reward": Metric(reward, count=prompts),
+        "validation/response_length": Metric(length, count=prompts),
+    }
 
 
 @dataclass
@@ -256,39 +221,30 @@ class LaggedPlan:
 def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
     """Write the run through the recorder, on a clock set by hand."""
     now = [2_000_000_000]  # the loop starts at 2 s
-    point = {"seed": plan.seed}
     run = RunFolder.create(root, plan.scenario, plan.experiment, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
     run.write_scenario(f"steps: {plan.steps}\nreward_target: 0.5\nmax_lag: {plan.max_lag}\n{plan.settings}")
-    named: dict[str, Any] = {
-        "scenario": plan.scenario,
-        "experiment": plan.experiment,
-        "started_at": "2026-11-21T12:00:00.000Z",
-    }
-    run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
+    named: dict[str, Any] = {"scenario": plan.scenario, "experiment": plan.experiment, "arm": plan.arm}
+    started_at = "2026-11-21T12:00:00.000Z"
+    run.write_manifest(Manifest(**named, point={"seed": plan.seed}, seed=plan.seed, started_at=started_at))
     tracer = RecordingTracer(lambda: now[0])
     recorder = RunRecorder(run, tracer)
+    item = WorkItem(Purpose.EVALUATE, 0, 0, (0,), 1, 0)
     recorder.loop_starts(WAITS)
-    recorder.on_evaluation(0, _validation(plan.rewards[0]))
+    recorder.on_evaluation(0, ScoredBatch(item, (), _validated(plan.rewards[0], 12.0)))
     for step in range(plan.steps):
         spans = _lagged_spans(plan, step)
-        changed = {"generator": Stage.WEIGHT_LOAD, "learner": Stage.WEIGHT_PUBLISH}
         tracer.finished.extend(spans)
-        for lane, stage in changed.items():
+        for lane, stage in (("generator", Stage.WEIGHT_LOAD), ("learner", Stage.WEIGHT_PUBLISH)):
             now[0] = next(span.end_ns for span in spans if (span.lane, span.stage) == (lane, stage))
             recorder.on_version(lane, step + (lane == "learner"))
         now[0] = (3 + step) * 1_000_000_000
         recorder.on_step(_lagged_facts(plan, step))
-    recorder.on_evaluation(plan.steps, _validation(plan.rewards[1]))
+    recorder.on_evaluation(plan.steps, ScoredBatch(item, (), _validated(plan.rewards[1], 12.0)))
     if plan.ledger is not None:
         recorder.on_finished(plan.ledger)
     recorder.loop_ends()
     run.finish("completed", None, recorder.outcome())
     return run
-
-
-def _validation(reward: float) -> ScoredBatch:
-    metrics = {"validation/reward": Metric(reward, count=256), "validation/response_length": Metric(12.0, count=256)}
-    return ScoredBatch(WorkItem(Purpose.EVALUATE, 0, 0, (0,), 1, 0), (), metrics)
 
 
 def _lagged_spans(plan: LaggedPlan, step: int) -> list[Span]:

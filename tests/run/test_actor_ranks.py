@@ -15,13 +15,23 @@ import pytest
 from harness.core.checkpoints import WrittenFile
 from harness.core.errors import Diverged, PartDied, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
-from harness.core.types import ExampleRollout, Metric, Metrics, RankStep, UpdateResult
+from harness.core.types import (
+    ExampleRollout,
+    Metric,
+    Metrics,
+    Purpose,
+    RankStep,
+    RolloutGroup,
+    UpdateResult,
+    WeightHandle,
+    WorkItem,
+)
 from harness.learner import TrainerOptions
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
 from harness.run.actors.part import LAST_WORDS_S
 from harness.run.actors.ranks import Ranks, one_result
-from harness.run.handles import LearnerHandle
+from harness.run.handles import GeneratorHandle, LearnerHandle, ScorerHandle
 from harness.run.rank_worker import RankResult
 from harness.settings.learner import MeshShape
 from harness.simulate.clock import run_virtual
@@ -88,30 +98,27 @@ DEATH = PartDied("the learner1 died")
 BROKEN = RunStopped("an actor failed with RuntimeError: Connection closed by peer")
 
 
-def test_a_death_is_what_the_run_ends_with_though_a_broken_collective_is_heard_of_first() -> None:
-    error, ended, log = failure((1.0, BROKEN), (3.0, DEATH), (2.0, BROKEN))
-    assert error is DEATH
-    assert ended == 3.0
-    assert log == [(1.0, "learner RunStopped"), (2.0, "learner2 RunStopped"), (3.0, "learner1 PartDied")]
+DIVERGED, ASKED = Diverged("the loss is nan", 3), UserError("what", "where", "fix")
+DONE = LAST_WORDS_S + 1.0
+ENDS: dict[str, tuple[list[tuple[float, Any]], BaseException, float]] = {
+    "a death, though a broken collective is heard of first": ([(1, BROKEN), (3, DEATH), (2, BROKEN)], DEATH, 3),
+    "the others have some seconds for last words": ([(NEVER, None), (1, BROKEN), (DONE + 0.5, DEATH)], BROKEN, DONE),
+    "all at once: rank 0's, and nothing is waited for": ([(1, BROKEN), (1, RunStopped("another one"))], BROKEN, 1),
+    "what a rank says itself before collectives": ([(1, BROKEN), (2, DIVERGED)], DIVERGED, 2),
+    "bad input likewise": ([(1, BROKEN), (2, ASKED)], ASKED, 2),
+    "and behind a death": ([(1, DIVERGED), (2, DEATH)], DEATH, 2),
+}
 
 
-def test_the_others_have_some_seconds_for_last_words_and_are_then_cancelled() -> None:
-    error, ended, log = failure((NEVER, None), (1.0, BROKEN), (1.0 + LAST_WORDS_S + 0.5, DEATH))
-    assert error is BROKEN
-    assert ended == 1.0 + LAST_WORDS_S
-    assert log == [(1.0, "learner1 RunStopped"), (ended, "learner cancelled"), (ended, "learner2 cancelled")]
-
-
-def test_ranks_that_all_fail_at_once_are_not_waited_for() -> None:
-    error, ended, _ = failure((1.0, BROKEN), (1.0, RunStopped("another one")))
-    assert error is BROKEN  # rank 0's
-    assert ended == 1.0
-
-
-@pytest.mark.parametrize("own", [Diverged("the loss is nan", 3), UserError("what", "where", "fix")])
-def test_what_a_rank_says_itself_comes_before_collectives_and_behind_a_death(own: Exception) -> None:
-    assert failure((1.0, BROKEN), (2.0, own))[0] is own
-    assert failure((1.0, own), (2.0, DEATH))[0] is DEATH
+@pytest.mark.parametrize("case", ENDS)
+def test_what_a_run_ends_with(case: str) -> None:
+    parts, raised, ended = ENDS[case]
+    error, at, log = failure(*parts)
+    assert error is raised
+    assert at == ended
+    lanes = [(f"learner{rank or ''}", after_s, answer) for rank, (after_s, answer) in enumerate(parts)]
+    told = [(after_s, f"{lane} {type(answer).__name__}") for lane, after_s, answer in lanes if after_s <= ended]
+    assert log == [*sorted(told), *[(ended, f"{lane} cancelled") for lane, after_s, _ in lanes if after_s > ended]]
 
 
 def test_a_run_that_is_stopped_from_outside_cancels_all_ranks() -> None:
@@ -221,12 +228,9 @@ def test_results_are_combined_by_their_counts_and_figures_of_the_whole_step_are_
         {**whole, "loss": Metric(0.125), "token_entropy": Metric(2.0, count=10)},
     ]
     assert (found.version, found.optimizer_steps, found.examples) == (7, 2, (example,))
-
-
-def test_a_rank_0_without_rows_does_not_hide_what_the_others_report() -> None:
-    whole = {"loss": Metric(0.25), "grad_norm": Metric(2.0), "learning_rate": Metric(1e-3)}
-    found = one_result([of_rank(whole), of_rank({**whole, "token_entropy": Metric(1.0, count=4)})])
-    assert found.metrics == {**whole, "token_entropy": Metric(1.0, count=4)}
+    # a rank 0 without rows does not hide what the others report
+    others = one_result([of_rank(whole), of_rank({**whole, "token_entropy": Metric(1.0, count=4)})])
+    assert others.metrics == {**whole, "token_entropy": Metric(1.0, count=4)}
 
 
 def test_a_save_is_done_when_every_rank_has_written_and_no_answer_is_lost() -> None:
@@ -246,3 +250,42 @@ def test_a_save_is_done_when_every_rank_has_written_and_no_answer_is_lost() -> N
     assert blocked_s == 0.7
     assert answers == [None, None, written, None]
     assert len(log) == 10
+
+
+def test_handles_ask_a_part_wherever_it_is_and_say_what_it_does() -> None:
+    """What is said is what a stall is told by."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Told:
+        lane = "part"
+
+        async def call(
+            self, method: str, *given: Any, stage: Stage, step: int, version: int, new_groups: int = 0
+        ) -> None:
+            calls.append((method, stage.value, step, version, new_groups))
+
+    async def main() -> None:
+        part: Any = Told()
+        generator, scorer, learner = GeneratorHandle(part), ScorerHandle(part), LearnerHandle(part)
+        await generator.load_weights(WeightHandle(4, 8, 1))
+        for purpose in (Purpose.TRAIN, Purpose.EVALUATE):
+            item = WorkItem(purpose, 5, 0, (0, 1), 2, seed=0)
+            await generator.generate(item)
+            await scorer.score(item, (RolloutGroup(0, 5, 3, 4, (1, 2)),))
+        await learner.update(5, ())
+        await learner.publish_weights(6, frozenset())
+        await learner.save_policy(6, last=True)
+        await learner.load_state(Path())
+
+    asyncio.run(main())
+    assert calls == [
+        ("load_weights", "weight_transfer", 4, 4, 0),
+        ("generate", "generate", 5, 4, 2),
+        ("score", "score", 5, 3, 0),
+        ("generate", "evaluate", 5, 4, 2),
+        ("score", "evaluate", 5, 3, 0),
+        ("update", "update", 5, 5, 0),
+        ("publish_weights", "weight_publish", 6, 6, 0),
+        ("save_policy", "save_policy", 6, 6, 0),
+        ("load_state", "checkpoint", -1, -1, 0),
+    ]

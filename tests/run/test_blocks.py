@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
 
@@ -12,27 +13,31 @@ from harness.compare.endpoint import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS, endp
 from harness.core.trace import Stage
 from harness.results import Manifest, RunFolder
 from harness.run.blocks import BlockTimes, BlockWatch, earlier_block_seconds
-from harness.scenario.axes import Variant, expand
-from harness.scenario.load import load_scenario, resolved_yaml
+from harness.scenario.axes import expand
+from harness.scenario.load import resolved_yaml
+from tests.run.conftest import Load
 
 Make = Callable[..., RunFolder]
-FOLDER = Path("results", "sync_k", "20261120-111500")
 
 
 class Blocks:
     """An experiment whose blocks come in one by one, and who watches it."""
 
-    def __init__(self, make_run: Make, tmp_path: Path, watch: BlockWatch) -> None:
-        self._make_run, self._folder, self.watch, self._done = make_run, tmp_path / FOLDER, watch, 0
+    def __init__(self, make_run: Make, tmp_path: Path, watch: BlockWatch, experiment: str = "20261120-111500") -> None:
+        self._make_run, self.watch, self._done, self._experiment = make_run, watch, 0, experiment
+        self.folder = tmp_path / "results" / "sync_k" / experiment
 
-    def add(self, **update_s: float) -> None:
+    def make(self, **update_s: float) -> None:
         """Let every arm make four steps of so many seconds in the next block."""
         for arm, seconds in update_s.items():
-            stages = (("learner", Stage.UPDATE, seconds),)
             settings = f"steps: 4\nmax_lag: 0\nepochs_per_batch: {len(arm)}\n"
-            self._make_run(arm=arm, block=self._done, seed=self._done, stages=stages, settings=settings)
+            run = {"arm": arm, "block": self._done, "seed": self._done, "settings": settings}
+            self._make_run(experiment=self._experiment, stages=(("learner", Stage.UPDATE, seconds),), **run)
         self._done += 1
-        self.watch.add(self._folder)
+
+    def add(self, **update_s: float) -> None:
+        self.make(**update_s)
+        self.watch.add(self.folder)
 
 
 def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path: Path) -> None:
@@ -53,18 +58,14 @@ def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path:
 
 
 def test_it_is_enough_when_every_interval_is_narrow_and_never_below_ten_blocks(make_run: Make, tmp_path: Path) -> None:
-    blocks = Blocks(make_run, tmp_path, BlockWatch(40, 0.01))
+    narrow, wide = (Blocks(make_run, tmp_path, BlockWatch(40, 0.01), f"20261120-1{n}0000") for n in range(2))
     for block in range(10):
-        assert not blocks.watch.is_enough
-        blocks.add(a=1.0, bb=1.2 + 0.001 * (block % 2), ccc=1.0 + 0.001 * (block % 2))
-    assert blocks.watch.is_enough
-
-
-def test_one_wide_interval_asks_for_more_blocks(make_run: Make, tmp_path: Path) -> None:
-    blocks = Blocks(make_run, tmp_path, BlockWatch(40, 0.01))
+        assert not narrow.watch.is_enough
+        narrow.add(a=1.0, bb=1.2 + 0.001 * (block % 2), ccc=1.0 + 0.001 * (block % 2))
+    assert narrow.watch.is_enough
     for block in range(11):
-        blocks.add(a=1.0, bb=1.0 + 0.001 * (block % 2), ccc=1.0 + 0.2 * (block % 2))
-    assert not blocks.watch.is_enough
+        wide.add(a=1.0, bb=1.0 + 0.001 * (block % 2), ccc=1.0 + 0.2 * (block % 2))
+    assert not wide.watch.is_enough
 
 
 def test_the_width_is_that_of_the_endpoint_and_not_of_the_step(make_lagged_run: Make, tmp_path: Path) -> None:
@@ -82,18 +83,23 @@ def test_the_width_is_that_of_the_endpoint_and_not_of_the_step(make_lagged_run: 
 
 
 def test_an_arm_without_figures_has_no_standing(make_run: Make, tmp_path: Path) -> None:
+    watch = BlockWatch(3, None)
+    assert (watch.standings, watch.headlines, watch.is_enough) == ([], [], False)
     make_run(arm="a", block=0)
     make_run(arm="b", block=0, steps=0, status="failed", error="stopped")
-    watch = BlockWatch(3, None)
-    watch.add(tmp_path / FOLDER)
+    watch.add(next((tmp_path / "results").glob("*/*")))
     ((_, _, effect),) = watch.standings
-    assert (effect.ratio, effect.blocks) == (None, 0)
-    assert not watch.is_enough
+    assert (effect.ratio, effect.blocks, watch.is_enough) == (None, 0, False)
 
 
-def test_nothing_is_said_before_the_first_block() -> None:
-    watch = BlockWatch(12, 0.01)
-    assert (watch.standings, watch.headlines, watch.is_enough) == ([], [], False)
+def test_a_later_block_that_is_there_already_is_judged_in_its_turn(make_run: Make, tmp_path: Path) -> None:
+    blocks, seen = Blocks(make_run, tmp_path, BlockWatch(3, None)), list[int]()
+    for _ in range(3):
+        blocks.make(a=1.0, b=1.0)
+    for _ in range(3):
+        blocks.watch.add(blocks.folder)
+        seen += [effect.blocks for _, _, effect in blocks.watch.standings]
+    assert seen == [1, 2, 3]
 
 
 def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
@@ -105,71 +111,38 @@ def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
     times.took(20.0)
     times.took(40.0)
     assert (times.pace_s, times.left_s) == (30.0, 210.0)  # seven blocks of 30 s
-
-
-def test_blocks_that_are_there_already_take_no_time() -> None:
-    times = BlockTimes(10, earlier_s=None)
+    going_on = BlockTimes(10, earlier_s=None)
     for _ in range(4):
-        times.took(None)
-    assert (times.place(), times.left_s) == ("block 5 of 10", None)
-    times.took(30.0)
-    assert times.left_s == 150.0  # five blocks of 30 s
-
-
-def test_a_later_block_that_is_there_already_is_judged_in_its_turn(make_run: Make, tmp_path: Path) -> None:
-    for block in range(3):
-        make_run(arm="a", block=block, seed=block)
-        make_run(arm="b", block=block, seed=block)
-    watch = BlockWatch(3, None)
-    seen = []
-    for _ in range(3):
-        watch.add(tmp_path / FOLDER)
-        seen += [effect.blocks for _, _, effect in watch.standings]
-    assert seen == [1, 2, 3]
+        going_on.took(None)  # those that are there already
+    assert (going_on.place(), going_on.left_s) == ("block 5 of 10", None)
+    going_on.took(30.0)
+    assert going_on.left_s == 150.0  # five blocks of 30 s
 
 
 def test_an_earlier_experiment_tells_the_time_before_the_first_block() -> None:
     times = BlockTimes(10, earlier_s=30.0)
     assert times.left_s == 300.0
-    assert times.before() == "10 blocks of about 30 s: about 5 min, as in an earlier experiment"
+    assert times.before().startswith("10 blocks of about 30 s: about 5 min, ")
     assert times.place() == "block 1 of 10, 5 min left"
     times.took(60.0)
     assert times.left_s == 540.0
 
 
-def earlier(tmp_path: Path, started: Sequence[str], fingerprint: str = "f" * 12, text: str = "") -> list[Variant]:
-    """Write an experiment of one arm whose blocks began then; return the runs of a block that would run now."""
-    file = tmp_path / "trial.yaml"
-    file.write_text(f"steps: 4\nblocks: 3\narms: {{a: {{}}, b: {{group_size: 4}}}}\n{text}")
-    variants = expand(load_scenario(file))
-    for variant, started_at in zip(variants, started, strict=False):
-        folder = RunFolder.create(tmp_path / "results", "trial", "20261120-111500", variant.name)
-        manifest = {"scenario": "trial", "experiment": "20261120-111500", "started_at": started_at}
-        machine = {"fingerprint": fingerprint}
-        folder.write_manifest(Manifest(**manifest, arm=variant.arm, block=variant.block, machine=machine))
-        folder.write_scenario(resolved_yaml(variant.scenario))
-        folder.finish("completed", None, {})
-    return [variant for variant in variants if variant.block == 0]
-
-
-TIMES = [f"2026-11-20T11:{minute}:00.000Z" for minute in ("15", "16", "17", "18", "20", "21")]
-
-
-def test_a_block_took_the_time_between_the_starts_of_neighbours(tmp_path: Path) -> None:
-    variants = earlier(tmp_path, TIMES)  # blocks began at 11:15, 11:17 and 11:20
-    assert earlier_block_seconds(tmp_path / "results" / "trial", variants, "f" * 12) == 150.0
-
-
-def test_other_machines_settings_and_single_blocks_tell_nothing(tmp_path: Path) -> None:
-    variants, home = earlier(tmp_path, TIMES), tmp_path / "results" / "trial"
-    assert earlier_block_seconds(home, variants, "0" * 12) is None
-    other = [
-        Variant(v.arm, v.point, v.name, v.scenario.model_copy(update={"steps": 5}), v.position, 0) for v in variants
-    ]
-    assert earlier_block_seconds(home, other, "f" * 12) is None
-    assert earlier_block_seconds(tmp_path / "results" / "none", variants, "f" * 12) is None
-
-
-def test_an_experiment_that_was_cut_short_in_its_first_block_tells_nothing(tmp_path: Path) -> None:
-    variants = earlier(tmp_path, TIMES[:2])
-    assert earlier_block_seconds(tmp_path / "results" / "trial", variants, "f" * 12) is None
+def test_a_block_took_the_time_between_the_starts_of_neighbours(load: Load, tmp_path: Path) -> None:
+    """Blocks began at 11:15, 11:17 and 11:20. Other machines, settings and single blocks tell nothing."""
+    variants, home = expand(load("steps: 4\nblocks: 3\narms: {a: {}, b: {group_size: 4}}\n")), tmp_path / "results"
+    for variant, minute in zip(variants, (15, 16, 17, 18, 20, 21), strict=True):
+        for scenario in ("trial",) if variant.block else ("trial", "cut_short"):
+            started = {"scenario": scenario, "experiment": "e", "started_at": f"2026-11-20T11:{minute}:00.000Z"}
+            with RunFolder.create(home, scenario, "e", variant.name) as folder:
+                about = {"arm": variant.arm, "block": variant.block, "machine": {"fingerprint": "f"}}
+                folder.write_manifest(Manifest(**started, **about))
+                folder.write_scenario(resolved_yaml(variant.scenario))
+                folder.finish("completed", None, {})
+    now = [variant for variant in variants if variant.block == 0]
+    longer = [replace(each, scenario=each.scenario.model_copy(update={"steps": 5})) for each in now]
+    assert earlier_block_seconds(home / "trial", now, "f") == 150.0
+    assert earlier_block_seconds(home / "trial", now, "another") is None
+    assert earlier_block_seconds(home / "trial", longer, "f") is None
+    assert earlier_block_seconds(home / "cut_short", now, "f") is None
+    assert earlier_block_seconds(home / "none", now, "f") is None

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +12,6 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer
-from harness.core.types import Purpose, WorkItem
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.layers import attention_kernels
@@ -20,7 +19,6 @@ from harness.models.make_folder import make_folder
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import make_generator
 from harness.run.factory import PartsFactory
 from harness.run.parts import never
 from harness.run.policy import Policy, ResponseEnds, make_policy, response_ends
@@ -29,7 +27,6 @@ from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.tasks.make import make_task
-from harness.transports.in_process import InProcessTransport
 
 ROOT = Path(__file__).parents[2]
 MATHS = ROOT / "tests" / "data" / "maths" / "gsm8k_sample.jsonl"
@@ -99,21 +96,23 @@ def test_tokens_that_the_model_has_no_row_for_end_nothing(tmp_path: Path) -> Non
     assert (ends.ids, ends.texts) == ((1,), {"1": "<|eos|>"})
 
 
-def check(model_context: int | None, *settings: str) -> None:
-    scenario = load_scenario("quickstart", ["engine.type=vllm", "sampling.max_tokens=32", *settings])
-    check_fits(scenario, make_task(scenario.task), Policy(None, Letters(), model_context))
-
-
-def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> None:
-    check(512)
-    check(None)
-    check(512, "engine.context=400")
-    with pytest.raises(UserError, match=r"do not fit engine\.context of 64, [^$]*, or raise engine\.context$"):
-        check(512, "engine.context=64")
-    with pytest.raises(UserError, match=r"do not fit engine\.context of 64"):
-        check(None, "engine.context=64")
-    with pytest.raises(UserError, match=r"do not fit the model's context of 60"):
-        check(60, "engine.context=64")
+@pytest.mark.parametrize(
+    ("of_model", "of_engine", "refused"),
+    [
+        (512, None, None),
+        (None, None, None),
+        (512, 400, None),
+        (512, 64, r"engine\.context of 64, [^$]*, or raise engine\.context$"),
+        (None, 64, r"engine\.context of 64"),
+        (60, 64, "the model's context of 60"),
+    ],
+)
+def test_prompts_must_fit_the_smaller_context(of_model: int | None, of_engine: int | None, refused: str | None) -> None:
+    settings = ["engine.type=vllm", "sampling.max_tokens=32"]
+    settings += [] if of_engine is None else [f"engine.context={of_engine}"]
+    scenario = load_scenario("quickstart", settings)
+    with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
+        check_fits(scenario, make_task(scenario.task), Policy(None, Letters(), of_model))
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
@@ -140,54 +139,24 @@ def test_a_gpu_that_is_not_there_is_told_before_ray_starts() -> None:
     ],
     ids=lambda task: str(task["type"]),
 )
-def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_folder: Path, task: dict[str, Any]) -> None:
-    """Fails on what had no ``task.chat_template``: the ids are those of ``apply_chat_template`` and no others."""
-    chat = {"chat_template": True, "system_prompt": "Be brief."}
+def test_a_training_task_asks_through_the_chat_template(chat_folder: Path, task: dict[str, Any]) -> None:
+    """A whole run samples what is encoded so (test_inputs.py)."""
     model = {"type": "folder", "path": str(chat_folder)}
-    trial = Scenario.model_validate({"task": task | chat, "model": model})
-    built, policy, transport = (
-        make_task(trial.task),
-        make_policy(trial, "cpu", never),
-        InProcessTransport(snapshot=True),
-    )
-    generator = make_generator(
-        trial,
-        lane="generator",
-        receiver=transport,
-        task=built,
-        policy=policy,
-        tracer=RecordingTracer(lambda: 0),
-        should_stop=never,
-    )
-    generator.load_weights(transport.publish_weights(dict(policy.model.named_parameters()), version=0))
-    (group,) = generator.generate(WorkItem(Purpose.TRAIN, 0, 0, (1,), 2, seed=0))
-    asked = built.train_prompts[1].text
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
-    expected = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
-    assert group.data.prompt_token_ids.tolist() == expected
-    assert group.data.prompt.text == asked
-    assert policy.tokenizer.decode(expected) == f"[system] Be brief.\n[user] {asked}\n[assistant] "
-    plain = Scenario.model_validate({"task": task, "model": model})
+    chat = {"chat_template": True, "system_prompt": "Be brief."}
+    trial, plain = (Scenario.model_validate({"task": each, "model": model}) for each in (task | chat, task))
+    policy, asked = make_policy(trial, "cpu", never), make_task(trial.task).train_prompts[1].text
+    said = policy.tokenizer.decode(prompt_encoder(trial, policy)(asked))
+    assert said == f"[system] Be brief.\n[user] {asked}\n[assistant] "
     assert list(prompt_encoder(plain, policy)(asked)) == policy.tokenizer.encode(asked)
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    make_folder("tiny-qwen2", tmp_path / "plain", layers=1, vocab_size=512)
-    settings = {"task": {"type": "keywords", "chat_template": True}, "model": {"type": "folder"}}
-    settings["model"]["path"] = str(tmp_path / "plain")
-    trial = Scenario.model_validate(settings)
-    with pytest.raises(UserError, match="the model's tokenizer has no chat template") as caught:
-        check_fits(trial, make_task(trial.task), make_policy(trial, "cpu", never))
-    assert caught.value.where == "task.chat_template"
-
-
-@pytest.mark.parametrize(("device", "kernels"), [("auto", {"flash", "mem_efficient", "math"}), ("cpu", None)])
-def test_where_a_gpu_may_compute_attention_never_takes_cudnns_kernel(device: str, kernels: set[str] | None) -> None:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
+def test_where_a_gpu_may_compute_attention_never_takes_cudnns_kernel() -> None:
+    others, before = {"flash", "mem_efficient", "math"}, torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        make_policy(load_scenario("quickstart", [f"placement.device={device}", "model.preset=tiny"]), "cpu", never)
-        assert set(attention_kernels()) == (kernels or {"flash", "mem_efficient", "math", "cudnn"})
+        for device, kernels in (("cpu", {*others, "cudnn"}), ("auto", others)):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            make_policy(load_scenario("quickstart", [f"placement.device={device}", "model.preset=tiny"]), "cpu", never)
+            assert set(attention_kernels()) == kernels, device
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
@@ -210,9 +179,7 @@ def test_overlong_prompts_are_told_by_their_lines_or_left_out_and_counted(tmp_pa
     assert {"rows.jsonl, line 4", "rows.jsonl, line 8"} == set(re.findall(r"rows.jsonl, line \d+", caught.value.what))
     assert "has 32 tokens; with 8 response tokens that is 40" in caught.value.what
     assert "sampling.max_tokens" not in str(caught.value.fix)
-    leaving_out = of_rows(
-        tmp_path, prompts, *[f"task.{each}" for each in ("filter_overlong_prompts=true", "validation_fraction=0.4")]
-    )
+    leaving_out = of_rows(tmp_path, prompts, "task.filter_overlong_prompts=true", "task.validation_fraction=0.4")
     task = fitting_task(leaving_out, make_task(leaving_out.task), policy)
     check_fits(leaving_out, task, policy)
     assert len(task.train_prompts) + len(task.validation_prompts) == 8
@@ -234,18 +201,3 @@ def test_what_is_odd_about_the_prompts_is_said_when_a_run_begins(tmp_path: Path)
     assert "2 prompts begin with <" in start
     encode = prompt_encoder(trial, policy)
     assert [list(encode(text)) for text in ("<a", "a", "<<a")] == [[60, 97]] * 3
-
-
-def test_turns_of_a_row_reach_the_engine_through_the_template(chat_folder: Path, tmp_path: Path) -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    rows = [{"prompt": asked, "reward_model": {"ground_truth": truth}} for asked, truth in ((turns, 1.5), ("How?", 2))]
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(rows))
-    task = {"type": "jsonl", "train": str(path), "reward": "docs.examples.own_task.reward:score",
-            "answer_field": "reward_model.ground_truth", "validation_fraction": 0.5, "chat_template": True}  # fmt: skip
-    trial = Scenario.model_validate({"task": task, "model": {"type": "folder", "path": str(chat_folder)}})
-    built, policy = make_task(trial.task), make_policy(trial, "cpu", never)
-    check_fits(trial, built, policy)
-    encode, prompts = prompt_encoder(trial, policy), (*built.train_prompts, *built.validation_prompts)
-    asked = {prompt.ground_truth: policy.tokenizer.decode(encode(prompt.asked)) for prompt in prompts}
-    assert asked == {"1.5": "[system] Be brief.\n[user] Why?\n[assistant] ", "2": "[user] How?\n[assistant] "}

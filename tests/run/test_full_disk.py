@@ -13,14 +13,11 @@ from typing import IO, Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.results import find_runs, load_run
 from harness.run.experiment import run_scenario
-from harness.scenario.load import load_scenario
+from tests.run.conftest import Load, Patch, runs_in
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 BLOCK = 4096
-SCENARIO = 'steps: 4\nprofile: "off"\nevaluation: {every: 2, prompts: 4}\n'
-BEFORE_A_RUN, IN_A_RUN, WHILE_SHOWN = (0, 2, 4), (6, 7, 8, 9, 10, 11, 12), (14,)
 
 
 class SmallDisk:
@@ -59,51 +56,28 @@ class _File(io.FileIO):
         return super().write(data[:room])
 
 
-def run_on(out: Path, blocks: int, monkeypatch: pytest.MonkeyPatch) -> UserError:
-    """Run a small scenario until its disk is full; return what it says."""
-    file = out.parent / "trial.yaml"
-    file.write_text(SCENARIO)
-    disk = SmallDisk(out, blocks)
-    monkeypatch.setattr(builtins, "open", disk.open)
-    monkeypatch.setattr(io, "open", disk.open)
-    with pytest.raises(UserError) as caught:
-        run_scenario(load_scenario(str(file)), out, True, build_simulated_parts)
-    monkeypatch.undo()
-    assert os.strerror(errno.ENOSPC) in caught.value.what
+@pytest.mark.parametrize("blocks", [*range(0, 5, 2), *range(6, 13), 14])
+def test_a_disk_that_is_full_after_so_many_blocks(tmp_path: Path, load: Load, blocks: int, monkeypatch: Patch) -> None:
+    """Before a run it leaves no folder; in a run, one that failed and can be read; while it is shown, a whole one."""
+    trial, out = load('steps: 4\nprofile: "off"\nevaluation: {every: 2, prompts: 4}\n'), tmp_path / "out"
+    full, disk = os.strerror(errno.ENOSPC), SmallDisk(out, blocks)
+    with monkeypatch.context() as small:
+        small.setattr(builtins, "open", disk.open)
+        small.setattr(io, "open", disk.open)
+        with pytest.raises(UserError) as caught:
+            run_scenario(trial, out, True, build_simulated_parts)
+    assert full in caught.value.what
     assert caught.value.fix
     assert not list(out.rglob("*draft*"))
-    return caught.value
-
-
-@pytest.mark.parametrize("blocks", BEFORE_A_RUN)
-def test_a_run_for_which_there_is_no_room_leaves_no_folder(
-    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_on(tmp_path / "out", blocks, monkeypatch)
-    assert [each for each in (tmp_path / "out").rglob("*") if each.is_file()] == []
-    with pytest.raises(UserError, match="no runs"):
-        find_runs(tmp_path / "out")
-
-
-@pytest.mark.parametrize("blocks", IN_A_RUN)
-def test_a_run_whose_disk_fills_up_has_failed_and_can_be_read(
-    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_on(tmp_path / "out", blocks, monkeypatch)
-    runs, damaged = find_runs(tmp_path / "out")
-    assert damaged == []
-    run = load_run(runs[0].folder)
-    assert (len(runs), run.status) == (1, "failed")
-    assert os.strerror(errno.ENOSPC) in (run.manifest.error or "")
+    if blocks < 6:
+        assert [each for each in out.rglob("*") if each.is_file()] == []
+        return
+    (run,) = runs_in(out).values()
     assert [row.step for row in run.steps] == list(range(len(run.steps)))
     assert run.manifest.finished_at is not None
-
-
-@pytest.mark.parametrize("blocks", WHILE_SHOWN)
-def test_a_complete_run_stays_complete_where_its_report_finds_no_room(
-    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = run_on(tmp_path / "out", blocks, monkeypatch)
-    assert said.what.startswith("showing the results failed")
-    ((run,), _) = find_runs(tmp_path / "out")
-    assert (run.status, len(run.steps)) == ("completed", 4)
+    if blocks > 12:
+        assert caught.value.what.startswith("showing the results failed")
+        assert (run.status, len(run.steps)) == ("completed", 4)
+    else:
+        assert run.status == "failed"
+        assert full in (run.manifest.error or "")

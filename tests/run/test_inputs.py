@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from harness.run.inputs import InputsNow, check_inputs, inputs_of
 from harness.run.policy import Policy
 from harness.run.recompute import recompute
 from harness.scenario.load import load_scenario
+from tests.run.conftest import Caps
 from tests.run.test_resume_run import go_on, run_with_copy, standing_in
 
 DATED = (
@@ -129,63 +132,48 @@ def other_config(here: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.5}))
 
 
-def in_data(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
-    return lambda here: change_rows(here / "data" / name, change)
-
-
-CHANGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "other answers": ("chat", in_data("train.jsonl", lambda rows: rows[1].update(answer="x")), "train_prompts"),
-    "another order": ("chat", in_data("train.jsonl", lambda rows: rows.reverse()), "train_prompts"),
-    "a row more": (
-        "chat",
-        in_data("train.jsonl", lambda rows: rows.append({**rows[0], "prompt": "n"})),
-        "train_prompts",
-    ),
-    "a row less": ("chat", in_data("train.jsonl", lambda rows: rows.pop()), "train_prompts"),
-    "other texts": ("chat", in_data("train.jsonl", lambda rows: rows[0].update(prompt="n")), "train_prompts"),
-    "what a reward sees": ("chat", in_data("train.jsonl", lambda rows: rows[0].update(bonus=9)), "train_prompts"),
-    "validation data": (
-        "chat",
-        in_data("held_out.jsonl", lambda rows: rows[0].update(answer="x")),
-        "validation_prompts",
-    ),
-    "chat template": ("chat", other_template, "chat_template"),
-    "tokenizer": ("chat", other_tokenizer, "tokenizer"),
-    "start weights": ("chat", other_weights, "start_weights"),
-    "model config": ("chat", other_config, "model_config"),
-    "reward file": ("chat", lambda here: edit(here / "rewards_of_resume.py", "% 4", "% 5"), "task.reward."),
-    "prompt file": ("maths", lambda here: edit(here / "data" / "ask.txt", "Q:", "A:"), "prompt_template"),
-    "maths answers": ("maths", in_data("maths.jsonl", lambda rows: rows[0].update(answer="7")), "_prompts"),
-}
-
-
 def edit(file: Path, before: str, after: str) -> None:
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after))
 
 
+def in_data(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
+    return lambda here: change_rows(here / "data" / name, change)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    # what is named, and how it becomes another; what of a prompt counts has a test of its own below
+    "train_prompts": ("chat", in_data("train.jsonl", lambda rows: rows[1].update(answer="x"))),
+    "train_prompts (4 rows) (3 rows)": ("chat", in_data("train.jsonl", lambda rows: rows.pop())),
+    "validation_prompts": ("chat", in_data("held_out.jsonl", lambda rows: rows[0].update(answer="x"))),
+    "chat_template": ("chat", other_template),
+    "tokenizer": ("chat", other_tokenizer),
+    "start_weights": ("chat", other_weights),
+    "model_config": ("chat", other_config),
+    "task.reward": ("chat", lambda here: edit(here / "rewards_of_resume.py", "% 4", "% 5")),
+    "prompt_template": ("maths", lambda here: edit(here / "data" / "ask.txt", "Q:", "A:")),
+}
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_does_not_go_on_with_other_inputs(
     what: str, left: dict[str, Path], here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scenario, change, named = CHANGES[what]
-    folder = tmp_path / "a" / "run"
-    shutil.copytree(left[scenario], folder)
+    scenario, change = CHANGES[what]
+    folder = Path(shutil.copytree(left[scenario], tmp_path / "a" / "run"))
     assert find_resume(folder, load_scenario(f"{scenario}.yaml")).checkpoint.step == 2  # it would go on
     change(here)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["run", f"{scenario}.yaml", "--resume", str(folder), "--quiet"]) == 2
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    said = capsys.readouterr().err
-    was = load_run(folder).manifest.inputs
-    [name, *_] = [name for name in was if named in name and str(was[name]["sha256"]) in said]
-    digests = said.partition(f"{name}")[2].partition(";")[0]
-    assert digests.count(str(was[name]["sha256"])) == 1
-    assert len({part for part in digests.replace("(", " ").replace(",", " ").split() if len(part) == 64}) == 2
-    if what in ("a row more", "a row less"):
-        assert "(4 rows)" in digests
-        assert f"({5 if what == 'a row more' else 3} rows)" in digests
+    said, was = capsys.readouterr().err, load_run(folder).manifest.inputs
+    name, *rows = what.split(" ", 1)
+    (name,) = [each for each in was if each.startswith(name)]
+    told = said.partition(name)[2].partition(";")[0]
+    digests = re.findall(r"\b[0-9a-f]{64}\b", told)
+    assert (digests[0], len(set(digests))) == (was[name]["sha256"], 2)
+    assert not rows or re.findall(r"\(\d rows\)", told) == re.findall(r"\(\d rows\)", rows[0])
     assert len(was) == len([*MADE_OF, CHAT_DATE, "own"]) - (1 if scenario == "chat" else 3)
 
 
@@ -198,12 +186,11 @@ def test_auto_begins_anew_where_inputs_are_others_and_says_which(left: dict[str,
     assert "start_weights, whose SHA-256 was" in why_not
 
 
-def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
+def test_a_moved_run_with_moved_data_goes_on_and_keeps_its_date(
     left: dict[str, Path], here: Path, tmp_path: Path
 ) -> None:
     """The data get another layout on disk, the weights another order, the tokenizer other white space."""
-    folder = tmp_path / "elsewhere" / "my run" / "20260101-000000"
-    shutil.copytree(left["chat"], folder)
+    folder = Path(shutil.copytree(left["chat"], tmp_path / "elsewhere" / "my run" / "20260101-000000"))
     (here / "data").rename(here / "moved")
     change_rows(here / "moved" / "train.jsonl", lambda rows: rows.__setitem__(0, dict(reversed(rows[0].items()))))
     (here / "model").rename(here / "moved" / "model")
@@ -228,11 +215,8 @@ def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
     assert {check.what: check.differing for check in checks}["tokens of prompts"] == ()
 
 
-def test_a_run_from_before_the_record_goes_on_and_says_that_it_could_not_be_compared(
-    left: dict[str, Path], here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "old" / "20260101-000000"
-    shutil.copytree(left["chat"], folder)
+def test_a_run_from_before_the_record_goes_on(left: dict[str, Path], here: Path, tmp_path: Path, capsys: Caps) -> None:
+    folder = Path(shutil.copytree(left["chat"], tmp_path / "old" / "20260101-000000"))
     as_before_the_record(folder)
     change_rows(here / "data" / "train.jsonl", lambda rows: rows[0].update(answer="x"))
     with pytest.raises(UserError, match=r"task\.train \(was"):  # what a path holds is not known
@@ -271,8 +255,7 @@ def as_before_the_record(folder: Path) -> None:
 
 
 def test_a_checkpoint_has_the_inputs_too(left: dict[str, Path], here: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "20260101-000000"
-    shutil.copytree(left["maths"], folder)
+    folder = Path(shutil.copytree(left["maths"], tmp_path / "run" / "20260101-000000"))
     found = find_resume(folder, load_scenario("maths.yaml"))
     assert found.recorded.inputs == found.manifest.inputs
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -282,27 +265,25 @@ def test_a_checkpoint_has_the_inputs_too(left: dict[str, Path], here: Path, tmp_
         find_resume(folder, load_scenario("maths.yaml"))
 
 
-class _Made:
-    """A task whose rows hold what JSON does not know."""
-
-    def __init__(self, row: object) -> None:
-        self.train_prompts = (Prompt("a", "b", row={"row": row}),)  # type: ignore[arg-type]
-        self.validation_prompts = ()
-
-
 def test_prompts_of_any_values_have_one_digest_in_every_process() -> None:
     class Own:
         pass
 
     scenario, policy = load_scenario("quickstart", ["model.warm_start=false"]), Policy(None, None, None)
 
-    def digest(row: object) -> str | None:
-        return inputs_of(scenario, _Made(row), policy)["train_prompts"]["sha256"]  # type: ignore[arg-type]
+    def digest(*prompts: Prompt) -> str | None:
+        task: Any = SimpleNamespace(train_prompts=prompts, validation_prompts=())
+        return inputs_of(scenario, task, policy)["train_prompts"]["sha256"]
 
-    assert digest(Own()) == digest(Own())  # an address in memory is no part of it
-    assert digest({1: 2, "a": 3}) == digest({1: 2, "a": 3})
-    assert len({digest(row) for row in (1, 2, "1", [1], {"1": 1}, None, {(1, 2): 3, "a": 1})}) == 7
-    assert digest({3, 1, 2}) == digest({2, 3, 1})
+    def of_row(row: object) -> str | None:
+        return digest(Prompt("a", "b", row={"row": row}))
+
+    assert of_row(Own()) == of_row(Own())  # an address in memory is no part of it
+    assert of_row({1: 2, "a": 3}) == of_row({1: 2, "a": 3})
+    assert len({of_row(row) for row in (1, 2, "1", [1], {"1": 1}, None, {(1, 2): 3, "a": 1})}) == 7
+    assert of_row({3, 1, 2}) == of_row({2, 3, 1})
+    one, other, answer = Prompt("a", "b"), Prompt("c", "b"), Prompt("a", "d")
+    assert len({digest(*each) for each in ((one,), (other,), (answer,), (one, other), (other, one))}) == 5
 
 
 def test_only_what_computes_is_compared() -> None:

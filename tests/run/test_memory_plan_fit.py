@@ -1,355 +1,212 @@
-"""Whether plans fit, and what is said where they do not."""
+"""Whether plans fit, what is said where they do not, and what runs really held beside their plan."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.compare.experiment import gather
 from harness.core.errors import UserError
-from harness.models.config import ModelConfig, sizes_from_hf
-from harness.models.published import PUBLIC_SHAPES
-from harness.run.memory.check import check_memory, memory_table
-from harness.run.memory.fit import (
-    FreeMemory,
-    Shortage,
-    amounts_by_name,
-    free_main_memory,
-    gib,
-    require_fit,
-    shortages,
-)
+from harness.core.named_files import SCENARIOS
+from harness.core.trace import RecordingTracer, Stage
+from harness.models.config import PRESETS
+from harness.probes.memory import DeviceFigure, Peak, StageMemory
+from harness.report.tables import outcome_table
+from harness.results import Run
+from harness.run.experiment import run_scenario
+from harness.run.memory.check import check_memory, memory_line, memory_table, planned_bytes, planned_of_lanes
+from harness.run.memory.fit import FreeMemory, Shortage, free_main_memory, gib, needs, require_fit, shortages
 from harness.run.memory.generator import CUDA_BYTES
-from harness.run.memory.learner import COMPILED_BYTES
 from harness.run.memory.plan import PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
+from harness.run.memory.table import MemoryPlan
+from harness.run.parts import RunningParts
+from harness.run.preflight import check_before_start, free_memory
+from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from tests.run.conftest import QUIET, Caps, Load, run, runs_in, unseen
+from tests.run.test_memory_plan import ACTORS, DDP, FSDP, GIB, LONG, NIXL, OWN, PADDED, QWEN, P, plan, scenario, sizes
+from tests.stand_ins.fake_nvml import NOT_SUPPORTED, FakeDevice, FakeNvml, Memory, NVMLError
+from tests.stand_ins.simulated_parts import SimulatedParts, build_simulated_parts
 
-GIB = 2**30
-OWN_QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
-QWEN = OWN_QWEN | {"use_sliding_window": True, "sliding_window": 4096}
-"""The same with a window, which transformers runs over padded rows."""
-WEIGHTS = 1_543_714_304
-LONG = """
-model: {type: folder, path: FOLDER}
-engine: {precision: bfloat16, max_batch: 64}
-sampling: {max_tokens: 1024}
-rollout_batch_size: 64
-evaluation: {prompts: 16}
-"""
+CHECKPOINTED = "gradient_checkpointing: true"
+SMALL = "model: {type: preset, preset: small}\n"
 
 
-def scenario(tmp_path: Path, text: str) -> Scenario:
-    folder = tmp_path / "qwen"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(QWEN))
-    path = tmp_path / "trial.yaml"
-    path.write_text(text.replace("FOLDER", str(folder)))
-    return load_scenario(path)
+def refused(plans: list[MemoryPlan], free: FreeMemory) -> tuple[str, str]:
+    with pytest.raises(UserError) as error:
+        require_fit(plans, free)
+    return error.value.what, str(error.value.fix)
 
 
-def qwen() -> ModelConfig:
-    shape = sizes_from_hf(QWEN)
-    assert shape is not None
-    return shape
+def small(load: Load, text: str, *, has_gpu: bool = False) -> MemoryPlan:
+    return make_plan(load(SMALL + text), PRESETS["small"], has_gpu=has_gpu)
 
 
-def sizes(process: Any) -> dict[str, int]:
-    return {amount.name: amount.num_bytes for amount in process.amounts}
-
-
-def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
-    (run,) = make_plan(scenario(tmp_path, LONG), qwen()).processes
-    rows, tokens = 64, 48 + 1024  # keyword prompts are taken to have 48 tokens
-    assert sizes(run) == {
-        "Python and its libraries": PROCESS_BYTES,
-        "policy": 4 * WEIGHTS,
-        "optimizer": 2 * 4 * WEIGHTS,
-        "gradients": 4 * WEIGHTS,
-        "activations": 28 * rows * (tokens - 1) * 204_800,
-        "one layer's way back": rows * (tokens - 1) * 204_800,  # 14.0 GB, more than 441 x 151936 x 4 x 4 of logits
-        "engine weights": 2 * WEIGHTS,
-        "key/value cache": rows * tokens * 14_336 * 2,
-        "sampling logits": rows * 151936 * 4 * 4,
-        "compiled products": COMPILED_BYTES["learner"],  # the engine's weights are bfloat16
-    }
-    always = ("policy", "optimizer", "engine weights", "key/value cache", "compiled products")
-    held = sum(sizes(run)[name] for name in always)
-    update = sum(sizes(run)[name] for name in ("gradients", "activations", "one layer's way back"))
-    assert run.peak == PROCESS_BYTES + held + update
-
-
-def test_the_public_model_on_the_own_code_by_hand(tmp_path: Path) -> None:
-    shape = sizes_from_hf(OWN_QWEN)
-    assert shape is not None
-    (run,) = make_plan(scenario(tmp_path, LONG), shape).processes
-    prompts, rows, queries, keys = 8, 64, 1023, 48 + 1023
-    packed = prompts * 48 + rows * queries  # 65,856 tokens, each prompt once
-    layer = packed * (2 * 4 * 1536 + 4 * (2 * 1536 + 1536 + 4 * 8960)) + 4 * rows * 2 * 1536 * (queries + keys)
-    assert sizes(run)["activations"] == 28 * layer
-    assert sizes(run)["engine weights"] == 2 * (WEIGHTS + 151_936 * 1536)  # the head has the last norm's gain in it
-    assert sizes(run)["key/value cache"] == rows * 1072 * 14_336 * 4
-    (half,) = make_plan(
-        scenario(tmp_path, LONG.replace("max_batch: 64", "max_batch: 64, kv_cache: bfloat16")), shape
-    ).processes
-    assert sizes(half)["key/value cache"] == rows * 1072 * 14_336 * 2
-
-
-def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:
-    (run,) = make_plan(scenario(tmp_path, LONG + "loss: {kl: {monitor: true}}\n"), qwen()).processes
-    assert sizes(run)["reference and previous policy"] == 2 * 4 * WEIGHTS
-
-
-def test_a_polyak_average_of_bfloat16_weights_is_one_float32_copy_more(tmp_path: Path) -> None:
-    polyak = "loss: {kl: {coefficient: 0.1, reference: polyak, alpha: 0.1}}\n"
-    for dtype, width, average in (("bfloat16", 2, 4 * WEIGHTS), ("float32", 4, None)):
-        text = LONG.replace("folder,", f"folder, dtype: {dtype},") + polyak
-        (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
-        assert sizes(run)["reference and previous policy"] == width * WEIGHTS
-        assert sizes(run).get("float32 average of the reference policy") == average
-
-
-def test_bfloat16_weights_halve_what_training_holds(tmp_path: Path) -> None:
-    (run,) = make_plan(scenario(tmp_path, LONG.replace("folder,", "folder, dtype: bfloat16,")), qwen()).processes
-    assert (sizes(run)["policy"], sizes(run)["optimizer"]) == (2 * WEIGHTS, 4 * WEIGHTS)
-
-
-def test_autocast_keeps_a_narrow_copy_of_the_weights(tmp_path: Path) -> None:
-    text = LONG.replace("folder,", "folder, precision: bfloat16,")
-    (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
-    assert sizes(run)["activations"] == 28 * 64 * 1071 * 123_904 + 2 * WEIGHTS
-
-
-def test_parts_that_overlap_add_up(tmp_path: Path) -> None:
-    text = LONG + "max_lag: 1\nplacement: {colocated: false}\n"
-    (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
-    assert run.overlapping
-    assert run.peak == sum(sizes(run).values())
-    assert sizes(run)["published weights"] == 2 * 4 * WEIGHTS
-
-
-def test_weights_that_travel_in_the_engines_type_are_planned_so_with_the_copy_that_is_made_first(
-    tmp_path: Path,
-) -> None:
-    """The engine of ``LONG`` is in bfloat16."""
-    text = LONG + "transport: {type: nixl, dtype: engine}\n"
-    plan = make_plan(scenario(tmp_path, text), qwen())
-    learner = next(sizes(process) for process in plan.processes if process.name == "learner")
-    assert (learner["published weights"], learner["weights in the engine's type"]) == (2 * 2 * WEIGHTS, 2 * WEIGHTS)
-    generator = next(sizes(process) for process in plan.processes if process.name == "generator")
-    assert generator["received weights"] == 2 * WEIGHTS
-
-
-def test_actors_have_a_process_each(tmp_path: Path) -> None:
-    text = LONG + "transport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
-    plan = make_plan(scenario(tmp_path, text), qwen())
-    assert [(process.name, process.count) for process in plan.processes] == [
-        ("learner", 1),
-        ("generator", 2),
-        ("scorer", 1),
-        ("ray and driver", 1),
-    ]
-    assert "received weights" not in sizes(plan.processes[1])  # it maps the Learner's
-    other = make_plan(scenario(tmp_path, text.replace("shared_memory", "nixl")), qwen())
-    assert sizes(other.processes[1])["received weights"] == 4 * WEIGHTS
-    assert plan.total("cpu") == sum(process.count * process.peak for process in plan.processes)
-
-
-def test_the_refusal_says_need_free_largest_part_and_what_changes_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        require_fit([make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(60 * GIB))
-    # 28 x 64 x 1071 x 204,800 bytes
-    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in refused.value.what
-    assert refused.value.fix == (
+def test_the_refusal_says_need_free_largest_part_and_what_changes_it() -> None:
+    what, fix = refused([plan(LONG, PADDED)], FreeMemory(60 * GIB))
+    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in what  # 28 x 64 x 1071 x 204,800 bytes
+    assert fix == (
         "raise gradient_accumulation_steps (now 1), or set model.gradient_checkpointing to true, or lower "
         "sampling.max_tokens (now 1024), or take a smaller model or a machine with more memory"
     )
+    text = LONG.replace("max_batch: 64", "max_batch: 1") + "gradient_accumulation_steps: 64\n"
+    what, fix = refused([plan(text, PADDED, CHECKPOINTED)], FreeMemory(GIB))
+    assert "for optimizer" in what  # settings that cannot change further are not named
+    assert fix == "set model.dtype to bfloat16, or take a smaller model or a machine with more memory"
+    what, fix = refused([plan(DDP)], FreeMemory(needs([plan(FSDP)])["main memory"]))
+    assert "for optimizer" in what
+    assert fix.startswith("set learner.sharding to fsdp2, or set model.dtype to bfloat16")
 
 
-def test_settings_that_cannot_change_further_are_not_named(tmp_path: Path) -> None:
-    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,").replace("max_batch: 64", "max_batch: 1")
-    with pytest.raises(UserError) as refused:
-        require_fit(
-            [make_plan(scenario(tmp_path, text + "gradient_accumulation_steps: 64\n"), qwen())], FreeMemory(GIB)
-        )
-    assert "for optimizer" in refused.value.what
-    assert refused.value.fix == ("set model.dtype to bfloat16, or take a smaller model or a machine with more memory")
-
-
-def test_the_part_is_the_largest_in_the_memory_that_is_short(tmp_path: Path) -> None:
+def test_the_part_is_the_largest_in_the_memory_that_is_short() -> None:
     """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is free."""
-    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
-    text += "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
-    one = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
-    with pytest.raises(UserError) as refused:
-        require_fit([one], FreeMemory(one.total("cpu") - 2**20, (200 * GIB,)))
-    assert "largest part is 5.8 GiB for received weights" in refused.value.what
-    assert "gradient_accumulation_steps" not in (refused.value.fix or "")
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n" + NIXL
+    one = plan(text + "placement: {learner: {gpus: 1}}\n", PADDED, has_gpu=True)
+    what, fix = refused([one], FreeMemory(one.total("cpu") - 2**20, (200 * GIB,)))
+    assert "largest part is 5.8 GiB for received weights" in what
+    assert "gradient_accumulation_steps" not in fix
 
 
-def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
-    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,") + (
-        "gradient_accumulation_steps: 16\ntransport: {type: nixl}\n"
-        "placement: {device: cuda, colocated: false, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
-    )
-    halves = [make_plan(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen(), has_gpu=True)]
-    whole = [make_plan(scenario(tmp_path, text.replace("SHARE", "1")), qwen(), has_gpu=True)]
-    (plan,) = halves
-    learner, generator = plan.processes[0].peak, plan.processes[1].peak
-    assert sizes(plan.processes[0])["CUDA"] == CUDA_BYTES
-    fits_each = FreeMemory(64 * GIB, (learner, generator))
-    assert not shortages(whole, fits_each)
-    (found,) = shortages(halves, fits_each)
-    assert (found.memory, found.needed, found.present) == ("GPU 0", learner + generator, learner)
-    assert not shortages(halves, FreeMemory(64 * GIB, (learner + generator,)))
-    (lost,) = shortages(whole, FreeMemory(64 * GIB, (learner,)))
-    assert (lost.memory, lost.present) == ("GPU 1", 0)
-    colocated = text.replace("SHARE", "1").replace(
-        "colocated: false, ", ""
-    )  # Ray gives each a part of one and the same
-    (found,) = shortages([make_plan(scenario(tmp_path, colocated), qwen(), has_gpu=True)], fits_each)
-    assert (found.memory, found.needed) == ("GPU 0", learner + generator)
+def test_parts_share_a_gpu_by_what_they_reserve() -> None:
+    def shared(share: str, colocated: str = "colocated: false, ") -> list[MemoryPlan]:
+        of = f"placement: {{device: cuda, {colocated}generator: {{gpus: {share}}}, learner: {{gpus: {share}}}}}\n"
+        return [plan(LONG + "gradient_accumulation_steps: 16\n" + NIXL + of, PADDED, CHECKPOINTED, has_gpu=True)]
+
+    halves, whole = shared("0.5"), shared("1")
+    learner, generator = (each.peak for each in halves[0].processes[:2])
+    both, fits_each = learner + generator, FreeMemory(64 * GIB, (learner, generator))
+    assert sizes(halves[0], "learner")["CUDA"] == CUDA_BYTES
+    assert shortages(whole, fits_each) == shortages(halves, FreeMemory(64 * GIB, (both,))) == []
+    assert shortages(halves, fits_each) == [Shortage("GPU 0", both, learner)]
+    assert shortages(halves, FreeMemory(64 * GIB, (both - 1,))) == [Shortage("GPU 0", both, both - 1)]
+    assert shortages(whole, FreeMemory(64 * GIB, (learner,))) == [Shortage("GPU 1", generator, 0)]
+    # Ray gives each a part of one and the same
+    assert shortages(shared("1", ""), fits_each) == [Shortage("GPU 0", both, learner)]
 
 
-def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
-    one = make_plan(scenario(tmp_path, "steps: 2\n"), shape_for_small())
-    need = one.total("cpu")
-    assert not shortages([one] * 2, FreeMemory(2 * need - PROCESS_BYTES))
-    assert shortages([one] * 2, FreeMemory(2 * need - PROCESS_BYTES - 1))
-
-
-def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
-    mib = 2**20
-    text = "engine: {type: vllm}\ntransport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
-    plan = make_plan(scenario(tmp_path, text), shape_for_small())
-    libraries = {process.name: sizes(process)["Python and its libraries"] // mib for process in plan.processes}
-    assert libraries == {"learner": 320, "generator": 320 + 288, "scorer": 240, "ray and driver": 368}
-    assert amounts_by_name([plan] * 2)["Python and its libraries"] == mib * (2 * (320 + 2 * 608 + 240) + 368)
-
-
-def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None:
-    text = "transport: {type: nixl}\nplacement: {device: cuda, generator: {count: 3, gpus: 1}, learner: {gpus: 1}}\n"
-    text += "save_policy: false\n"
-    plan = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
-    mib = 2**20
-    assert plan.total("cpu") == mib * (4 * (320 + 512) + 240 + 368 + 416)  # with CUDA in each on a GPU
-
-
-def test_prompts_and_products_of_a_preset_are_planned_as_they_were_measured(tmp_path: Path) -> None:
-    """With its own tokenizer a keyword prompt has 13 tokens for two words and 17 for four."""
-    for text, tokens in (("steps: 1\n", 13), ("task: {keywords_per_prompt: 4}\n", 17)):
-        assert make_plan(scenario(tmp_path, text), shape_for_small()).prompt_tokens == tokens
-    both, half = "model: {precision: float32}\n", "model: {precision: bfloat16}\nengine: {precision: bfloat16}\n"
-    compiled = [
-        sum(
-            amount.num_bytes
-            for amount in make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=gpu).processes[0].amounts
-            if amount.name == "compiled products"
-        )
-        for text, gpu in ((both, False), (half, False), (both, True))
-    ]
-    assert compiled == [180 * 2**20, 0, 0]
-
-
-def test_main_memory_of_a_run_on_a_gpu_has_cuda_and_the_policy_that_is_saved(tmp_path: Path) -> None:
-    """What transformers runs is loaded there first."""
-    for shape, loaded in ((qwen(), 4 * WEIGHTS), (sizes_from_hf(OWN_QWEN), 0)):
-        assert shape is not None
-        _, host = make_plan(scenario(tmp_path, LONG), shape, has_gpu=True).processes
-        assert sizes(host).get("model, as transformers loads it", 0) == loaded
-        assert sizes(host)["policy, to be saved"] == 4 * WEIGHTS
-        assert host.peak == PROCESS_BYTES + GIB // 2 + 4 * WEIGHTS  # one after the other
-
-
-def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is(tmp_path: Path) -> None:
-    text = LONG + "gradient_accumulation_steps: 64\ntransport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
-    plan = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
-    assert {process.name: process.device for process in plan.processes} == {
+def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is() -> None:
+    text = LONG + "gradient_accumulation_steps: 64\n" + NIXL + "placement: {learner: {gpus: 1}}\n"
+    made = plan(text, PADDED, has_gpu=True)
+    names = {
         "learner": "cuda",
         "generator": "cpu",
         "scorer": "cpu",
         "ray and driver": "cpu",
         "host of the learner": "cpu",
     }
-    learner, generator, *others = plan.processes
-    assert sizes(learner)["optimizer"] == 2 * 4 * WEIGHTS
-    assert sizes(generator)["engine weights"] == 2 * WEIGHTS
-    main = generator.peak + sum(process.peak for process in others)
-    assert shortages([plan], FreeMemory(main, (learner.peak,))) == []
-    assert shortages([plan], FreeMemory(main - 1, (learner.peak,))) == [Shortage("main memory", main, main - 1)]
-    on_gpu = Shortage("GPU 0", learner.peak, learner.peak - 1)
-    assert shortages([plan], FreeMemory(main, (learner.peak - 1,))) == [on_gpu]
-    assert shortages([plan], FreeMemory(main, (None,))) == []  # how much is free there is not known
+    assert {process.name: process.device for process in made.processes} == names
+    learner, generator, *others = made.processes
+    assert (sizes(learner)["optimizer"], sizes(generator)["engine weights"]) == (2 * 4 * P, 2 * P)
+    main, peak = generator.peak + sum(process.peak for process in others), learner.peak
+    assert shortages([made], FreeMemory(main, (peak,))) == []
+    assert shortages([made], FreeMemory(main - 1, (peak,))) == [Shortage("main memory", main, main - 1)]
+    assert shortages([made], FreeMemory(main, (peak - 1,))) == [Shortage("GPU 0", peak, peak - 1)]
+    assert shortages([made], FreeMemory(main, (None,))) == []  # how much is free there is not known
 
 
-def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
-    text = "placement: {device: cuda}\nsave_policy: false\n"
-    one = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
-    (run, host) = one.processes
-    assert not shortages([one, one], FreeMemory(host.peak, (2 * run.peak,)))
-    (found,) = shortages([one, one], FreeMemory(host.peak, (2 * run.peak - 1, 80 * GIB)))
-    assert (found.memory, found.needed) == ("GPU 0", 2 * run.peak)
+def test_arms_side_by_side_add_up_but_for_the_libraries(load: Load) -> None:
+    one = small(load, "steps: 2\n")
+    need = 2 * one.total("cpu") - PROCESS_BYTES
+    assert not shortages([one] * 2, FreeMemory(need))
+    assert shortages([one] * 2, FreeMemory(need - 1))
+    on_gpu = small(load, "placement: {device: cuda}\nsave_policy: false\n", has_gpu=True)
+    (run, host) = on_gpu.processes
+    assert not shortages([on_gpu] * 2, FreeMemory(host.peak, (2 * run.peak,)))  # the first GPU of one process
+    short = FreeMemory(host.peak, (2 * run.peak - 1, 80 * GIB))
+    assert shortages([on_gpu] * 2, short) == [Shortage("GPU 0", 2 * run.peak, 2 * run.peak - 1)]
 
 
-def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
-    one = make_plan(scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small())
+def test_arms_that_fit_one_by_one_are_told_to_run_so(load: Load) -> None:
+    one = small(load, ACTORS)
     need = one.total("cpu")
-    with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, FreeMemory(need))
-    assert "set interleaving to run" in (refused.value.fix or "")
-    assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
-    with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, FreeMemory(GIB))
-    assert "set interleaving to run" not in (refused.value.fix or "")
+    _, fix = refused([one] * 5, FreeMemory(need))
+    assert "set interleaving to run" in fix
+    assert f"the largest needs about {gib(need)}" in fix
+    assert "set interleaving to run" not in refused([one] * 5, FreeMemory(GIB))[1]
 
 
-def shape_for_small() -> ModelConfig:
-    from harness.models.config import PRESETS
-
-    return PRESETS["small"]
+# ---- before a run
 
 
-def test_the_line_before_a_run(tmp_path: Path) -> None:
-    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 64\n"
-    line = check_memory([scenario(tmp_path, text)], FreeMemory(64 * GIB))
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The setting of a folder of the public model with a window, without weights: none are read."""
+    (tmp_path / "qwen").mkdir()
+    config = QWEN | {"use_sliding_window": True, "sliding_window": 4096}
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(config))
+    return f"model: {{type: folder, path: {tmp_path / 'qwen'}}}\n"
+
+
+def test_the_line_before_a_run_and_the_table(load: Load, model: str, tmp_path: Path) -> None:
+    text = model + LONG.replace("1024", "64") + "gradient_accumulation_steps: 64\n"
+    line = check_memory([load(text)], FreeMemory(64 * GIB))
     # optimizer 8 x 1,543,714,304 = 12,349,714,432 bytes, policy and gradients half of that
     assert line.startswith("memory plan: about ")
     assert line.endswith("of 64.0 GiB free (largest: optimizer 11.5 GiB, policy 5.8 GiB, gradients 5.8 GiB)")
+    head, process, *lines = memory_table(load(model + LONG), has_gpu=False)
+    assert re.findall(r"[\d,]*\d", head) == ["1,543,714,304", "28", "48"]
+    assert process == "run (main memory)"
+    assert "  optimizer                          11.5 GiB" in lines
+    assert "  gradients                           5.8 GiB  while training" in lines
+    most, together, largest = lines[-3:]
+    assert most.startswith("  at most ")
+    assert together.startswith("together: main memory 4")
+    assert "activations, 366.1 GiB; for less, raise gradient_accumulation_steps (now 1)" in largest
+    with pytest.raises(UserError, match=r"of main memory, and 60\.0 GiB are free"):
+        check_before_start([expand(load(model + LONG))], free=FreeMemory(60 * GIB))
+    (tmp_path / "qwen" / "config.json").write_text('{"model_type": "mamba"}')
+    assert "of no family" in check_memory([load(text)], FreeMemory(1))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (
-            "model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n",
-            "Qwen/Qwen2.5-Math-1.5B is not on this machine yet, and the plan reads its config.json",
-        ),
-        ("extends: transport_sweep\n", "a transport sweep trains no model"),
-        ("model: {type: paced}\nengine: {type: paced}\n", "model.type paced has next to no weights"),
+        ("model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n", "Qwen/Qwen2.5-Math-1.5B is not on this machine"),
+        ("extends: transport_sweep\n", "transport sweep"),
+        ("model: {type: paced}\nengine: {type: paced}\n", "model.type paced"),
     ],
 )
-def test_what_cannot_be_planned_is_said_and_let_through(tmp_path: Path, text: str, reason: str) -> None:
-    assert check_memory([scenario(tmp_path, text)], FreeMemory(1)) == f"memory plan: none, {reason}"
+def test_what_cannot_be_planned_is_said_and_let_through(load: Load, text: str, reason: str) -> None:
+    said = check_memory([load(text)], FreeMemory(1))
+    assert said.startswith("memory plan: none, ")
+    assert reason in said
 
 
-def test_an_unknown_architecture_is_let_through(tmp_path: Path) -> None:
-    trial = scenario(tmp_path, LONG)
-    (tmp_path / "qwen" / "config.json").write_text('{"model_type": "mamba"}')
-    assert "is of no family that the plan knows" in check_memory([trial], FreeMemory(1))
+def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib() -> None:
+    """12 GiB are in use, arms that take turns stand side by side, and scenarios that ask for GPUs have two."""
+    for path in SCENARIOS.files():
+        shipped = load_scenario(path)
+        if shipped.transport_sweep is not None:
+            continue  # it trains nothing
+        variants = [variant for variant in expand(shipped) if not variant.block]
+        points = [list(group) for _, group in itertools.groupby(variants, key=lambda variant: variant.point)]
+        for gpus in ((), (80 * GIB, 80 * GIB)):
+            lines = list[str]()
+            check_before_start(points, lines.append, FreeMemory(12 * GIB, gpus))
+            same = any("have the same settings" in line for line in lines)
+            assert same == (path.stem == "noise"), path.stem  # a copy on purpose
+            rest = [line for line in lines if not line.startswith(("bfloat16", "float16", "note: "))]  # by the CPU
+            assert {line.partition(":")[0] for line in rest} == {"memory plan"}, path.stem
 
 
-def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:
-    lines = memory_table(scenario(tmp_path, LONG), has_gpu=False)
-    assert lines[0] == "1,543,714,304 weights, 28 layers; prompts of up to 48 tokens are assumed"
-    assert lines[1] == "run (main memory)"
-    assert "  optimizer                          11.5 GiB" in lines
-    assert "  gradients                           5.8 GiB  while training" in lines
-    assert lines[-3].startswith("  at most ")
-    assert lines[-2].startswith("together: main memory 4")
-    assert lines[-1].startswith(
-        "largest part: activations, 366.1 GiB; for less, raise gradient_accumulation_steps (now 1)"
+def test_what_is_compared_is_the_free_memory_of_the_visible_gpus(load: Load) -> None:
+    assert free_memory().main > 0
+    nvml = FakeNvml([FakeDevice(script={"memory": [Memory(80 * GIB, 74 * GIB)]}), FakeDevice()])
+    assert free_memory(nvml).gpus == (6 * GIB, 70 * GIB)
+    free = free_memory(FakeNvml([FakeDevice(script={"memory": [NVMLError(NOT_SUPPORTED)]})]))
+    assert (free.gpus, free.has_gpu) == ((None,), True)  # is planned for and bounds nothing
+    planned = planned_bytes([load("steps: 1\n")], has_gpu=True)
+    assert planned["gpu"] > 0
+    said = check_memory([load("steps: 1\n")], FreeMemory(16 * GIB, free.gpus))
+    assert (
+        f"about {gib(planned['main'])} of 16.0 GiB free, and {gib(planned['gpu'])} on GPUs of an unknown size" in said
     )
 
 
@@ -365,6 +222,9 @@ def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:
     assert free_main_memory(tmp_path) == 1000 - 700 + 120 + 30
 
 
+# ---- Ray's object store
+
+
 @pytest.mark.parametrize(
     ("weights", "free", "shared", "expected"),
     [
@@ -374,33 +234,128 @@ def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:
         (0, 2**27, GIB, 75 * 2**20),  # Ray refuses less
         (6 * 10**9, 8 * GIB, 16 * GIB, 6 * 10**9 + 2**28),  # 30% would be 2.4 GiB, and the rest would go to a disk
         (10**8, 20 * GIB, 24 * GIB, 6 * GIB),
+        (100 * 2**20, 32 * GIB, GIB // 2, round(0.95 * GIB / 2)),  # the weights fit into a small /dev/shm
+        (24 * 2**20, 32 * GIB, 2**26, 10**10),  # and do not: Ray takes a file, and says so
     ],
 )
-def test_the_object_store_holds_the_weights_whatever_the_machine_says_it_has(
-    weights: int, free: int, shared: int, expected: int
-) -> None:
+def test_the_object_store_holds_the_weights(weights: int, free: int, shared: int, expected: int) -> None:
     assert object_store_bytes(weights, free, shared) == expected
 
 
 def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
-    with pytest.raises(UserError, match=r"5\.59 GiB of weights in Ray's object store") as refused:
+    with pytest.raises(UserError, match=r"5\.59 GiB of weights in Ray's object store.* 5\.00 GiB of main memory"):
         object_store_bytes(6 * 10**9, 5 * GIB, 64 * GIB)
-    assert "free are 5.00 GiB of main memory" in refused.value.what
 
 
-def test_a_small_dev_shm_bounds_the_store_only_where_the_weights_fit_into_it() -> None:
-    assert object_store_bytes(100 * 2**20, 32 * GIB, GIB // 2) == round(0.95 * GIB / 2)
-    assert object_store_bytes(24 * 2**20, 32 * GIB, 2**26) == 10**10  # Ray takes a file, and says so
-
-
-def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes(tmp_path: Path) -> None:
-    shape = sizes_from_hf(QWEN)
-    assert shape is not None
-    for text, expected in (
-        ("model: {type: folder, path: FOLDER}\ntransport: {type: object_store_numpy}\n", 2 * WEIGHTS * 4),
-        ("model: {type: folder, path: FOLDER, dtype: bfloat16}\ntransport: {type: object_store}\n", 2 * WEIGHTS * 2),
-        ("model: {type: folder, path: FOLDER}\ntransport: {type: nixl}\n", 0),
+def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes() -> None:
+    for kind, dtype, expected in (
+        ("object_store_numpy", "float32", 2 * P * 4),
+        ("object_store", "bfloat16", 2 * P * 2),
+        ("nixl", "float32", 0),
     ):
-        assert stored_weights(scenario(tmp_path, text), shape) == expected
-    sweep = load_scenario("transport_sweep_gpu")
-    assert stored_weights(sweep, None) == 2 * 3 * 10**9
+        assert stored_weights(scenario(f"transport: {{type: {kind}}}\n", f"dtype: {dtype}"), OWN) == expected
+    assert stored_weights(load_scenario("transport_sweep_gpu"), None) == 2 * 3 * 10**9
+
+
+# ---- what runs really held
+
+TWO_STEPS = f"steps: 2\nevaluation: {{every: 2, prompts: 4}}\n{QUIET}"
+ARMS = TWO_STEPS + "arms:\n  k1: {epochs_per_batch: 1}\n  k4: {epochs_per_batch: 4}\n"
+Build = Callable[..., RunningParts]
+
+
+def memory_of(run: Run) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = run.manifest.outcome["memory"]
+    return found
+
+
+def said(
+    trial: Scenario, out: Path, capsys: pytest.CaptureFixture[str], build: Build = build_simulated_parts
+) -> tuple[dict[str, Run], list[str]]:
+    """Run a scenario; return its runs by folder name, and what was said of their memory."""
+    run_scenario(trial, out, False, build, unseen)
+    return runs_in(out), [line for line in capsys.readouterr().err.splitlines() if "memory: " in line]
+
+
+def test_every_run_says_what_was_planned_and_what_it_held(load: Load, tmp_path: Path, capsys: Caps) -> None:
+    runs, lines = said(load(TWO_STEPS), tmp_path / "out", capsys)
+    (one,) = runs.values()
+    main = memory_of(one)["main"]
+    assert main["planned_bytes"] == planned_bytes([load(TWO_STEPS)], False)["main"]
+    assert main["peak_bytes"] > 50 * 2**20  # this process at least
+    assert main["processes"] >= 1
+    assert lines == [memory_line(memory_of(one))]
+    assert f": planned {gib(main['planned_bytes'])}, peak {gib(main['peak_bytes'])} (main memory," in lines[0]
+    assert lines[0] in (one.folder / "log.txt").read_text()
+    _, (line,) = said(load_scenario("sorting", ["steps=2"]), tmp_path / "unplanned", capsys)
+    assert re.fullmatch(r"memory: peak \d+\.\d+ GiB \(main memory, \d+ process(es)?\)", line)
+
+
+@pytest.mark.parametrize("turns", ["step", "run"])
+def test_what_arms_are_set_against(turns: str, load: Load, tmp_path: Path, capsys: Caps) -> None:
+    trial = load(f"interleaving: {turns}\n{ARMS}")
+    runs, lines = said(trial, tmp_path / "out", capsys)
+    scenarios = {variant.name: variant.scenario for variant in expand(trial)}
+    together = planned_bytes([*scenarios.values()], False)["main"]
+    alone = {name: planned_bytes([each], False)["main"] for name, each in scenarios.items()}
+    assert together > max(alone.values())
+    planned = {name: memory_of(each)["main"]["planned_bytes"] for name, each in runs.items()}
+    assert planned == (alone if turns == "run" else dict.fromkeys(alone, together))
+    assert sorted(line.split(": ")[0] for line in lines) == (["k1", "k4"] if turns == "run" else ["memory"])
+    told = list[str]()
+    check_before_start([expand(trial)], told.append, FreeMemory(64 * GIB))
+    needed = together if turns == "step" else max(alone.values())
+    assert [line.startswith(f"memory plan: about {gib(needed)} of ") for line in told] == [True]
+
+
+def on_gpus(*peaks: tuple[Stage, int, int, int]) -> Build:
+    """A builder of parts whose processes held so much of their GPUs: stage, pid, GiB allocated, GiB reserved."""
+
+    def build(trial: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        class OnGpus(SimulatedParts):
+            def drain_device_figures(self) -> list[DeviceFigure]:
+                offset = trial.epochs_per_batch  # arms have processes of their own
+                return [
+                    StageMemory(stage, offset + pid, Peak(allocated * GIB, reserved * GIB))
+                    for stage, pid, allocated, reserved in peaks
+                ]
+
+        return OnGpus(**vars(build_simulated_parts(trial, tracer, should_stop)))
+
+    return build
+
+
+def test_gpus_hold_the_sum_of_what_each_process_held_at_most(load: Load, tmp_path: Path) -> None:
+    build = on_gpus((Stage.UPDATE, 10, 3, 4), (Stage.WEIGHT_PUBLISH, 10, 2, 4), (Stage.GENERATE, 20, 5, 6))
+    trial = load(TWO_STEPS + "placement: {device: cuda}\n")
+    (one,) = run(trial, tmp_path / "out", build).values()
+    planned = planned_bytes([trial], True)["gpu"]
+    assert planned > 0
+    held = {"peak_bytes": 8 * GIB, "reserved_bytes": 10 * GIB, "processes": 2, "planned_bytes": planned}
+    assert memory_of(one)["gpu"] == held
+    assert one.steps[0].metrics["memory/allocated_bytes/update"] == {"max": 3 * GIB, "count": 1}
+    assert f"planned {gib(planned)}, peak 8.0 GiB, 10.0 GiB reserved (GPU memory, 2 p" in memory_line(memory_of(one))
+    arms = run(load(ARMS + "placement: {device: cuda}\n"), tmp_path / "arms", on_gpus((Stage.UPDATE, 10, 3, 4)))
+    assert max(memory_of(each)["gpu"]["peak_bytes"] for each in arms.values()) == 6 * GIB  # arms on one GPU add up
+
+
+def test_the_plan_of_lanes_is_that_of_their_processes(load: Load, model: str) -> None:
+    trial = load(model + FSDP)
+    own = planned_of_lanes(trial, has_gpu=False)
+    processes = make_plan(trial, PADDED).processes
+    assert own == {("main", lane): each.own_peak for each in processes for lane in each.lanes}
+    assert {lane for _, lane in own} == {"learner/0", "learner/1", "generator", "scorer"}
+
+
+def test_the_comparison_shows_it_and_reads_runs_without_it(load: Load, tmp_path: Path) -> None:
+    runs = run(load(ARMS), tmp_path / "out")
+    old = runs["k1"].folder / "manifest.json"
+    manifest: dict[str, Any] = json.loads(old.read_text())
+    main = manifest["outcome"].pop("memory")["main"]
+    old.write_text(json.dumps(manifest))
+    (experiment,), damaged = gather([tmp_path / "out"])
+    rows = {row[0]: row[1:] for row in outcome_table(experiment).rows}
+    assert (damaged, rows["main memory, planned, GiB"][0]) == ([], "-")
+    assert float(rows["main memory, planned, GiB"][1]) == pytest.approx(main["planned_bytes"] / GIB, rel=0.01)
+    assert float(rows["main memory, peak, GiB"][1]) > 0
+    assert "GPU memory, peak, GiB" not in rows

@@ -6,7 +6,6 @@ import pytest
 
 from harness.cli import main
 
-RUN = "results/mine/20260101-000000"
 MISTAKES: dict[str, tuple[str, ...]] = {
     # commands and arguments
     "runn mine": ("did you mean run?",),
@@ -15,7 +14,6 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare": ("compare --help",),
     "run mine --steps 5": ("--set steps=5",),
     "run mine --lr 1e-4": ("--set optimizer.learning_rate=1e-4",),
-    "run mine --num-generations=4": ("--set group_size=4",),
     "run mine --set steps 5": ("--set steps=5",),
     "run mine steps=5": ("--set steps=5",),
     "bench mine --block 5": ("did you mean --blocks?",),
@@ -30,9 +28,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "run mine --dry-run --resume auto": ("--dry-run", "not allowed"),
     # scenarios
     "run mien": ("did you mean mine?",),
+    "run gone/mine.yaml": ("did you mean mine?",),
     "run ''": ("python -m harness list",),
     "run .": ("is a folder",),
-    "run scenarios/mine": ("did you mean mine?",),
     "validate notes.txt": ("python -m harness list",),
     # settings
     "run mine --set stepps=3": ("did you mean `steps`?",),
@@ -42,10 +40,14 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "run mine --set transport=nixle": ("`transport.type=nixl`",),
     "run mine --set loss.type=grpo": ("grpo_clip",),
     "run mine --set steps=many": ("steps", "whole number"),
+    "validate broken.yaml": ("broken.yaml, line 2, column 1",),
+    "validate on_policy.yaml": ("on_policy.yaml, line 2",),
+    "run two_arms.yaml --set arms.two.loss.type=no_baseline": ("error: in `two`: loss.type no_baseline",),
+    "bench mine --blocks 0": ("`blocks` is 0, must be at least 1",),
+    "bench mine --set stop_at_half_width=x": ("`stop_at_half_width` is text 'x'",),
     "run mine --set save_policy=yes": ("write true or false",),
     "run mine --set group_size=6": ("group_size 6 does not divide",),
     "run mine --set placement.learner.ranks=2": ("placement.learner.ranks",),
-    "validate mine --set beta=0.1": ("`loss.kl.coefficient`",),
     # files and folders
     "run mine --out notes.txt": ("--out DIR",),
     "compare gone": ("gone", "does not exist"),
@@ -103,6 +105,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "mine.yaml").write_text("steps: 10\n")
+    (tmp_path / "broken.yaml").write_text("steps: [3\n")
+    (tmp_path / "on_policy.yaml").write_text("loss: {type: no_baseline}\nepochs_per_batch: 2\n")
+    (tmp_path / "two_arms.yaml").write_text("steps: 10\narms:\n  one: {}\n  two: {epochs_per_batch: 2}\n")
     (tmp_path / "notes.txt").write_text("keep me")
     (tmp_path / "before.json").write_text("{}")
     (tmp_path / "empty").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -65,19 +66,15 @@ def copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
+def learner(transport: InProcessTransport, tracer: RecordingTracer | None = None, **options: Any) -> LearnerWorker:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS)
+    return LearnerWorker(trainer, transport, tracer=tracer or RecordingTracer(lambda: 0), **options)
+
+
 def test_each_version_is_copied_whole_though_the_next_step_has_its_gradient() -> None:
     waiting, tracer = threading.Event(), RecordingTracer(iter(range(10**6)).__next__)
-    transport = LateTransport(waiting)
-    worker = LearnerWorker(
-        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS),
-        transport,
-        tracer=tracer,
-        verify=True,
-        overlapped=WatchedPublish(PATIENCE_S, waiting),
-    )
-    alone = LearnerWorker(
-        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS), InProcessTransport(snapshot=True), tracer=tracer
-    )
+    transport, alone = LateTransport(waiting), learner(InProcessTransport(snapshot=True))
+    worker = learner(transport, tracer, verify=True, overlapped=WatchedPublish(PATIENCE_S, waiting))
     worker.publish_weights(0, frozenset())
     worker.update(0, groups(seed=0))
     alone.update(0, groups(seed=0))
@@ -100,14 +97,9 @@ def test_each_version_is_copied_whole_though_the_next_step_has_its_gradient() ->
     assert waits == [("learner", 1), ("learner", 2), ("learner", 3)]
 
 
-def test_a_copy_that_fails_ends_the_training_step_that_waits_for_it() -> None:
+def test_a_copy_that_fails_or_never_comes_ends_the_training_step_that_waits_for_it() -> None:
     waiting = threading.Event()
-    worker = LearnerWorker(
-        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS),
-        LateTransport(waiting, fails=True),
-        tracer=RecordingTracer(lambda: 0),
-        overlapped=WatchedPublish(PATIENCE_S, waiting),
-    )
+    worker = learner(LateTransport(waiting, fails=True), overlapped=WatchedPublish(PATIENCE_S, waiting))
     worker.publish_weights(0, frozenset())
     worker.update(0, groups())
     before = copied(worker.trainer.weights())
@@ -118,17 +110,9 @@ def test_a_copy_that_fails_ends_the_training_step_that_waits_for_it() -> None:
             worker.update(1, groups())
         assert publishing.exception(PATIENCE_S) is raised.value
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.trainer.weights().items())
-
-
-def test_a_copy_that_never_comes_ends_the_training_step_after_a_while() -> None:
-    worker = LearnerWorker(
-        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS),
-        InProcessTransport(snapshot=True),
-        tracer=RecordingTracer(lambda: 0),
-        overlapped=OverlappedPublish(timeout_s=0.01),
-    )
+    late = learner(InProcessTransport(snapshot=True), overlapped=OverlappedPublish(timeout_s=0.01))
     with pytest.raises(RunStopped, match=r"version 0 .*0\.01 s"):
-        worker.update(0, groups())
+        late.update(0, groups())
 
 
 def published_by_ranks(rank: int) -> list[dict[str, Tensor]]:
@@ -195,11 +179,7 @@ def published_by_ranks(rank: int) -> list[dict[str, Tensor]]:
 
 
 def test_ranks_copy_their_pieces_of_one_version(rank_pool: RankPool) -> None:
-    alone = LearnerWorker(
-        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS),
-        InProcessTransport(snapshot=True),
-        tracer=RecordingTracer(lambda: 0),
-    )
+    alone = learner(InProcessTransport(snapshot=True))
     wanted = [copied(alone.trainer.weights())]
     for step in range(2):
         alone.update(step, groups(seed=step))

@@ -28,8 +28,10 @@ from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
 from harness.results.trackers import TRACKER_PLUGIN, MetricStream
 from harness.run.plugins import check_plugins, plugin_names
+from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.testing import ModelEngineContract, TaskContract, TrackerContract, TransportContract
+from tests.run.conftest import Caps
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/own_parts"
@@ -178,9 +180,7 @@ class Mine:
 """
 
 
-def test_validate_imports_none_of_it_unless_asked_to(
-    module: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_imports_none_unless_asked_to(module: Callable[[str], str], tmp_path: Path, capsys: Caps) -> None:
     name = module(MARK)
     Path("s.yaml").write_text(f"trackers: ['{name}:Mine']\n")
     assert main(["validate", "s.yaml"]) == 0
@@ -190,46 +190,45 @@ def test_validate_imports_none_of_it_unless_asked_to(
     assert (tmp_path / "imported").exists()
 
 
+CLASS = "class Mine:\n    def {}(self{}):\n        pass\n"
+RECEIVER = (
+    "from harness.transports.catalogue import TransportKind\n"
+    "from harness.transports.disk import DiskSender\n\n\n"
+    "class Receiver:\n    def receive(self, handle):\n        pass\n\n\n"
+    "Mine = TransportKind('mine', DiskSender, Receiver)\n"
+)
+
+
 @pytest.mark.parametrize(
-    ("setting", "body"),
+    ("setting", "body", "where", "told"),
     [
-        ("trackers: ['{}:Mine']", MARK),
-        ("trackers: ['{}:Mine']", "class Mine:\n    def __init__(self, folder, run):\n        pass\n"),
+        ("trackers: ['{}:Mine']", CLASS.format("log", ", step, values"), "trackers", "close kind:"),
+        ("trackers: ['{}:Mine']", CLASS.format("__init__", ", folder, run"), "trackers", "'run' run_name"),
         (
             "task: {{type: '{}:Mine', options: {{mst: 3}}}}",
-            "class Mine:\n    def __init__(self, most=3):\n        pass\n",
+            CLASS.format("__init__", ", most=3"),
+            "task.type",
+            "'mst'",
         ),
-        ("engine: {{type: '{}:Mine'}}", "class Mine:\n    def generate(self, prompts):\n        pass\n"),
-        ("engine: {{type: '{}:Mine'}}", "Mine = 3\n"),
-        ("engine: {{type: '{}:Min'}}", "class Mine:\n    pass\n"),
-        ("transport: {{type: '{}:Mine'}}", "class Mine:\n    pass\n"),
         (
-            "transport: {{type: '{}:Mine'}}",
-            "from harness.transports.catalogue import TransportKind\n"
-            "from harness.transports.disk import DiskSender\n\n\n"
-            "class Receiver:\n    def receive(self, handle):\n        pass\n\n\n"
-            "Mine = TransportKind('mine', DiskSender, Receiver)\n",
+            "engine: {{type: '{}:Mine'}}",
+            CLASS.format("generate", ", prompts"),
+            "engine.type",
+            "num_samples: load_weights",
         ),
+        ("transport: {{type: '{}:Mine'}}", "class Mine:\n    pass\n", "transport.type", "TransportKind"),
+        ("transport: {{type: '{}:Mine'}}", RECEIVER, "transport.type", "receive(self, arrived: close"),
     ],
-    ids=[
-        "methods",
-        "an argument that there is not",
-        "an option that it does not take",
-        "a method of another form",
-        "no class",
-        "another name",
-        "no kind of transport",
-        "a receiver of another form",
-    ],
+    ids=["method", "argument", "option", "form", "no transport", "receiver"],
 )
-def test_a_part_that_is_none_is_refused_with_what_it_should_be(
-    module: Callable[[str], str], setting: str, body: str, message_is: Callable[..., None]
+def test_a_part_that_is_none_is_refused(
+    module: Callable[[str], str], setting: str, body: str, where: str, told: str
 ) -> None:
     Path("s.yaml").write_text(setting.format(module(body)))
     with pytest.raises(UserError) as refused:
         check_plugins(load_scenario("s.yaml"))
-    assert refused.value.where in ("trackers", "task.type", "engine.type", "transport.type")
-    message_is(str(refused.value))
+    assert refused.value.where == where
+    assert [word for word in told.split() if word not in str(refused.value)] == []
 
 
 KIND = PluginKind("task", "task.type", "() -> Task", "package.module:Name", protocol=Task)
@@ -254,19 +253,16 @@ class WithStatic:
     def load_weights(self, *weights: Any, **others: Any) -> None: ...
 
 
+class Inheriting(Task):
+    """Has only the protocol's own methods, which do nothing."""
+
+
 def test_what_can_be_called_as_the_protocol_says_is_taken_however_it_is_made() -> None:
     check_methods(WithAttributes, Task, "a:b", KIND)
     check_methods(WithAttributes((), (), lambda response, ground_truth: {}), Task, "a:b", KIND)
     check_methods(WithStatic, Engine, "a:b", KIND)
     check_methods(WithStatic(), Engine, "a:b", KIND)
-
-
-class Inheriting(Task):
-    """Has only the protocol's own methods, which do nothing."""
-
-
-def test_a_method_of_the_protocol_itself_is_none() -> None:
-    with pytest.raises(UserError, match="it has no method reward"):
+    with pytest.raises(UserError, match="no method reward"):
         check_methods(Inheriting, Task, "a:b", KIND)
 
 
@@ -287,15 +283,13 @@ def test_what_making_a_part_raises_is_told_with_its_line(module: Callable[[str],
     assert refused.value.where == f"{name}.py:9"
 
 
-def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_path: Path) -> None:
+def test_own_parts_are_settings_as_others(tmp_path: Path) -> None:
     """A type by a colon has options and the keys that all have; arms may take another; the rest is refused."""
     path = tmp_path / "s.yaml"
     path.write_text(
         "transport: {type: nixl, progress_thread_delay_us: 0}\n"
         "arms: {theirs: {}, mine: {transport.type: 'my.parts:FAST', transport.options: {size: 3}}}\n"
     )
-    from harness.scenario.axes import expand
-
     theirs, mine = (variant.scenario for variant in expand(load_scenario(path)))
     assert theirs.transport.type == "nixl"
     ours = {"type": "my.parts:FAST", "verify": True, "dtype": "trained", "options": {"size": 3}}
@@ -309,7 +303,8 @@ def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_p
     )
     with pytest.raises(UserError) as refused:
         load_scenario(path)
-    message_is(str(refused.value).replace(str(path), "s.yaml"))
+    said = str(refused.value)
+    assert [word for word in ("my-parts:FAST", "kv_cach", "nixle", "nixl") if word not in said] == []
 
 
 def test_the_page_names_every_contract_and_every_setting_and_shows_the_example() -> None:

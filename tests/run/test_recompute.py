@@ -19,7 +19,8 @@ from harness.run.experiment import run_scenario
 from harness.run.recompute import Check, recompute
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from tests.run.test_resume_run import SCENARIO, standing_in, unseen, write_scenario
+from tests.run.conftest import unseen
+from tests.run.test_resume_run import SCENARIO, standing_in, write_scenario
 
 KEPT = SCENARIO.replace(
     "checkpoint: {every: 2}", "checkpoint: {every: 2, keep_steps: [1], keep_steps_every: 3}"

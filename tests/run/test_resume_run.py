@@ -12,21 +12,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from harness.cli import main
-from harness.compare.checkpoints import checkpoint_cost
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import RunFolder, load_run
-from harness.results.frames import table_of
 from harness.results.rows import STEPS
 from harness.results.segments import cut_back, taken
 from harness.results.writer import CHECKPOINTS
@@ -36,9 +32,11 @@ from harness.run.continuation import find_resume, find_unfinished
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.handles import LearnerHandle
 from harness.run.inprocess import InProcessParts
+from harness.run.points import Resume
 from harness.scenario.load import load_scenario, resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
+from tests.run.conftest import unseen
 
 REWARD = """
 def by_length(response, ground_truth):
@@ -62,10 +60,6 @@ profile: "off"
 trackers: [jsonl]
 """
 TIMES = ("elapsed_s", "wall_s", "lanes", "parts", "stages_s", "version_changes", "warmup")
-
-
-def unseen(folder: Path) -> None:
-    """Show nothing: drawing has tests of its own."""
 
 
 class CopyingLearner:
@@ -141,25 +135,27 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
         yield load_scenario("resumed.yaml")
 
 
+@pytest.fixture
+def left(runs: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of what the kill has left."""
+    return Path(shutil.copytree(runs[1], tmp_path / "resumed" / "20260101-000000"))
+
+
 @pytest.fixture(scope="module")
 def runs(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run that never stopped, and what a kill in training step 5 has left of it, one step after a checkpoint."""
     return run_with_copy(scenario, tmp_path_factory.mktemp("resume"), 5)
 
 
-def test_a_killed_run_ends_as_one_that_never_stopped(
-    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    whole, left = runs
-    folder = tmp_path / "resumed" / "20260101-000000"
-    shutil.copytree(left, folder)
+def test_a_killed_run_ends_as_one_that_never_stopped(scenario: Scenario, runs: tuple[Path, Path], left: Path) -> None:
+    whole, folder = runs[0], left
     before = load_run(folder)
     assert (before.status, [row.step for row in before.steps]) == ("did not finish", [0, 1, 2, 3, 4])
     go_on(folder, scenario)
     policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (folder, whole)]
     assert policies[0] == policies[1]
-    losses = [row["metrics"]["grad_norm"] for row in rows(whole / "steps.jsonl") if row["kind"] == "step"]
-    assert len({json.dumps(loss) for loss in losses}) == 8  # it learns: a step that was left out would show
+    norms = [json.dumps(row["metrics"]["grad_norm"]) for row in rows(whole / STEPS) if row["kind"] == "step"]
+    assert len(set(norms)) == 8  # it learns: a step that was left out would show
     for name in ("steps.jsonl", "groups.jsonl", "rollouts.jsonl", "metrics.jsonl"):
         assert rows(folder / name) == rows(whole / name), name
     moved = [json.loads(line) for line in (folder / "steps.jsonl.1.before_resume").read_text().splitlines()]
@@ -183,28 +179,22 @@ COSINE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_a_schedule_and_a_reference_that_follows_go_on_where_they_were(
-    scenario: Scenario, tmp_path: Path, lag: int
-) -> None:
-    """Two passes of two minibatches over each batch; at lag 1 the policy depends on how fast the parts are."""
-    overrides = (*COSINE, f"max_lag={lag}", f"placement.colocated={str(not lag).lower()}")
-    changed = load_scenario("resumed.yaml", overrides)
+def test_a_schedule_and_a_reference_that_follows_go_on(scenario: Scenario, tmp_path: Path) -> None:
+    """Two passes of two minibatches over each batch."""
+    changed = load_scenario("resumed.yaml", COSINE)
     whole, left = run_with_copy(changed, tmp_path, 5)
     go_on(left, changed)
     rates = [
-        [row["metrics"]["learning_rate"] for row in rows(folder / STEPS) if row["kind"] == "step"]
+        [row["metrics"]["learning_rate"]["mean"] for row in rows(folder / STEPS) if row["kind"] == "step"]
         for folder in (left, whole)
     ]
     assert rates[0] == rates[1]
-    assert len({rate["mean"] for rate in rates[0]}) == 8
+    assert len(set(rates[0])) == 8
     policies = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (left, whole)]
-    assert policies[0] == policies[1] or lag
+    assert policies[0] == policies[1]
 
 
-def test_auto_takes_the_newest_run_that_is_not_over_and_agrees(
-    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_auto_takes_the_newest_run_that_can_go_on(scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path) -> None:
     home = tmp_path / "resumed"
 
     def found(*overrides: str) -> tuple[str | None, str]:
@@ -234,109 +224,70 @@ def test_auto_takes_the_newest_run_that_is_not_over_and_agrees(
         found("checkpoint.every=null")
 
 
-def test_auto_begins_a_run_where_none_can_go_on_and_says_so(
+def test_auto_begins_a_run_where_none_can_go_on(
     scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[Path] = []
 
-    def begin(scenario: Scenario, out: Path, quiet: bool) -> int:
-        begun.append(out)
-        return 0
-
-    def auto() -> str:
+    def auto() -> list[str]:
         arguments = ["run", "resumed.yaml", "--resume", "auto", "--quiet", "--out", str(tmp_path)]
-        assert main(arguments, begin) == 0
-        return capsys.readouterr().err.strip()
+        assert main(arguments, lambda scenario, out, quiet: begun.append(out) or 0) == 0  # type: ignore[func-returns-value]
+        return capsys.readouterr().err.strip().splitlines()
 
-    said = auto()
-    assert len(said.splitlines()) == 1
-    assert begun == [tmp_path]
+    assert len(auto()) == 1
     shutil.copytree(runs[1], tmp_path / "resumed" / "a")
-    said = auto()
-    assert begun == [tmp_path]
-    assert said.splitlines()[0] == f"continues {tmp_path / 'resumed' / 'a'}"
+    assert auto()[0] == f"continues {tmp_path / 'resumed' / 'a'}"
     assert load_run(tmp_path / "resumed" / "a").status == "completed"
+    assert begun == [tmp_path]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
-    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "resumed" / "20260101-000000"
-    shutil.copytree(runs[1], folder)
-    tokens = folder / "checkpoints" / "step_4" / "loop.safetensors"
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(scenario: Scenario, left: Path) -> None:
+    tokens = left / "checkpoints" / "step_4" / "loop.safetensors"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\xff")
-    resume = find_resume(folder, scenario)
-    assert (resume.checkpoint.step, [(each.checkpoint, each.file) for each in resume.refused]) == (
-        2,
-        [("step_4", "loop.safetensors")],
-    )
+    resume = find_resume(left, scenario)
+    refused = [(each.checkpoint, each.file) for each in resume.refused]
+    assert (resume.checkpoint.step, refused) == (2, [("step_4", "loop.safetensors")])
     tokens.with_name("loop.json").unlink()
-    shutil.rmtree(folder / "checkpoints" / "step_2")
+    shutil.rmtree(left / "checkpoints" / "step_2")
+    with pytest.raises(UserError, match=r"step_4/loop\.json"):
+        find_resume(left, scenario)
+
+
+def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple[Path, Path], left: Path) -> None:
+    def found(*overrides: str) -> Resume:
+        return find_resume(left, load_scenario("resumed.yaml", overrides))
+
     with pytest.raises(UserError) as raised:
-        find_resume(folder, scenario)
-    assert "step_4/loop.json" in raised.value.what
+        found("optimizer.learning_rate=0.002", "epochs_per_batch=1", "checkpoint.every=3")
+    assert "epochs_per_batch (was 2, is 1), optimizer.learning_rate (was 0.001, is 0.002)" in raised.value.what
+    assert "checkpoint" not in raised.value.what
+    with pytest.raises(UserError, match=r"steps \(was 8, is 6\)"):
+        found("steps=6")
+    assert found("steps=12").checkpoint.step == 4
+    assert found("max_failed_batches=3").was == {"max_failed_batches": 0}  # after an outage
+    with pytest.raises(UserError, match="all its 8"):
+        find_resume(runs[0], scenario)
 
 
-def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "resumed" / "20260101-000000"
-    shutil.copytree(runs[1], folder)
-
-    def refused(*overrides: str) -> str:
-        with pytest.raises(UserError) as raised:
-            find_resume(folder, load_scenario("resumed.yaml", overrides))
-        return raised.value.what
-
-    told = refused("optimizer.learning_rate=0.002", "epochs_per_batch=1", "checkpoint.every=3")
-    assert "epochs_per_batch (was 2, is 1), optimizer.learning_rate (was 0.001, is 0.002)" in told
-    assert "checkpoint" not in told
-    assert "steps (was 8, is 6)" in refused("steps=6")
-    assert find_resume(folder, load_scenario("resumed.yaml", ["steps=12"])).checkpoint.step == 4
-    longer = find_resume(folder, load_scenario("resumed.yaml", ["max_failed_batches=3"]))  # after an outage
-    assert longer.was == {"max_failed_batches": 0}
-    with pytest.raises(UserError):
-        find_resume(runs[0], scenario)  # it made all its steps
-
-
-def test_a_function_whose_file_has_changed_is_refused_by_its_name(
-    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    folder, file = tmp_path / "resumed" / "20260101-000000", Path("rewards_of_resume.py")
-    shutil.copytree(runs[1], folder)
-    file.write_text(REWARD.replace("4", "5"))
-    with pytest.raises(UserError) as raised:
-        find_resume(folder, scenario)
-    assert "task.reward, rewards_of_resume:by_length," in raised.value.what
-    file.write_text(REWARD)
-    assert find_resume(folder, scenario).checkpoint.step == 4
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "was"),
-    [
-        (("ddp", 2), ("ddp", 1), {"placement.learner.ranks": 2}),
-        (("none", 1), ("fsdp2", 2), {"learner.sharding": "none", "placement.learner.ranks": 1}),
-        (("ddp", 2), ("fsdp2", 2), {"learner.sharding": "ddp"}),
-    ],
-)
-def test_ranks_may_be_others_and_bits_are_no_longer_promised(
-    runs: tuple[Path, Path], tmp_path: Path, before: tuple[str, int], now: tuple[str, int], was: dict[str, Any]
-) -> None:
-    folder = tmp_path / "resumed" / "20260101-000000"
-    shutil.copytree(runs[1], folder)
-
+def test_ranks_may_be_others_and_bits_are_no_longer_promised(left: Path) -> None:
     def spread(sharding: str, ranks: int) -> Scenario:
         over = [f"learner.sharding={sharding}", f"placement.learner.ranks={ranks}", "transport.type=shared_memory"]
         return load_scenario("resumed.yaml", over)
 
-    (folder / SCENARIO_FILE).write_text(resolved_yaml(spread(*before)))
-    assert find_resume(folder, spread(*before)).warnings == []
-    resume = find_resume(folder, spread(*now))
-    assert dict(resume.was) == was
-    (warning,) = resume.warnings
-    assert ", ".join(was) in warning
+    ranks, sharding = "placement.learner.ranks", "learner.sharding"
+    for before, now, was in (
+        (("ddp", 2), ("ddp", 1), {ranks: 2}),
+        (("none", 1), ("fsdp2", 2), {sharding: "none", ranks: 1}),
+        (("ddp", 2), ("fsdp2", 2), {sharding: "ddp"}),
+    ):
+        (left / SCENARIO_FILE).write_text(resolved_yaml(spread(*before)))
+        assert find_resume(left, spread(*before)).warnings == []
+        resume = find_resume(left, spread(*now))
+        (warning,) = resume.warnings
+        assert (dict(resume.was), ", ".join(was) in warning) == (was, True)
 
 
-def test_an_asynchronous_checkpoint_is_written_in_a_lane_of_its_own_and_policies_are_kept(
+def test_an_asynchronous_checkpoint_has_a_lane_of_its_own_and_policies_are_kept(
     scenario: Scenario, tmp_path: Path
 ) -> None:
     changed = load_scenario("resumed.yaml", ["checkpoint.asynchronous=true", "save_policy_every=4"])
@@ -351,39 +302,31 @@ def test_an_asynchronous_checkpoint_is_written_in_a_lane_of_its_own_and_policies
     for version in (2, 4, 6, 8):
         copied = [span for span in spans if (span.stage, span.version) == (Stage.CHECKPOINT, version)]
         assert copied[0].start_ns < min(span.start_ns for span in beside if span.version == version)
-    table = table_of(run)
-    cost = checkpoint_cost(run, spans, {*range(2, len(table))}, float(table.wall_s[2:].mean()))
-    assert cost is not None
-    assert cost.every == 2
-    assert 0 < cost.exposed_s <= cost.blocked_s < cost.step_s
     kept = ["policies/step_4", "policies/step_8"]
     assert run.manifest.outcome["policies"] == kept
     assert sorted(path.name for path in (folder / "policies").iterdir()) == ["step_4", "step_8"]
     weights = [(folder / each / "model.safetensors").read_bytes() for each in (*kept, "policy")]
     assert weights[0] != weights[1] == weights[2]
-    loaded = AutoModelForCausalLM.from_pretrained(folder / kept[0], trust_remote_code=False)
-    assert sum(each.numel() for each in loaded.parameters()) == run.manifest.parameters
     assert [span.version for span in spans if span.stage is Stage.SAVE_POLICY] == [4, 8, 8]
 
 
-@dataclass
 class FullDisk:
     """A Learner in this process, and a recorder that has recorded nothing."""
 
-    learner: Any = None
-    lane: str = "learner"
+    lane = "learner"
 
-    def recorded(self) -> None:
-        """Nothing."""
+    @property
+    def learner(self) -> FullDisk:
+        return self
+
+    def recorded(self) -> None: ...
 
     async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
-        """Fail as a write to a full disk does."""
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "rank0.safetensors"))
 
 
 def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_counts(tmp_path: Path) -> None:
-    parts: Any = FullDisk(learner=FullDisk())
-    state: Any = SimpleNamespace(version=3)
+    parts, state = cast(Any, FullDisk()), cast(Any, SimpleNamespace(version=3))
     saver = RunCheckpoints(tmp_path, CheckpointSettings(every=1), parts, parts, NullTracer())
     with pytest.raises(RunStopped, match=os.strerror(errno.ENOSPC)):
         asyncio.run(saver.save(state))
@@ -399,19 +342,16 @@ def test_a_run_that_another_process_has_gone_on_with_is_left_alone(runs: tuple[P
     assert (runs[1] / STEPS).read_bytes() == before
 
 
-def test_a_saved_scenario_without_its_folders_is_not_guessed(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(runs[1], tmp_path / "run")
-    saved = tmp_path / "run" / SCENARIO_FILE
+def test_a_saved_scenario_without_its_folders_is_not_guessed(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = left / SCENARIO_FILE
     saved.write_text(saved.read_text() + "\n# <path>/prompts.jsonl\n")
-    assert main(["run", "--resume", str(tmp_path / "run"), "--quiet"]) == 2
+    assert main(["run", "--resume", str(left), "--quiet"]) == 2
     assert "SCENARIO --resume" in capsys.readouterr().err
 
 
 def test_a_finished_run_without_checkpoints_is_said_to_be_finished(make_run: Callable[..., RunFolder]) -> None:
     scenario = load_scenario("quickstart", ["steps=5"])
     folder = make_run(scenario="quickstart", settings=resolved_yaml(scenario), steps=5).folder
-    with pytest.raises(UserError, match="the run is finished: it has made all its 5 training steps") as refused:
+    with pytest.raises(UserError, match="the run is finished: it has made all its 5 ") as refused:
         find_resume(folder, scenario)
-    assert refused.value.fix == "begin a longer one: --set steps=10 --set checkpoint.every=5"
+    assert "--set steps=10 --set checkpoint.every=5" in str(refused.value.fix)

@@ -18,49 +18,39 @@ from harness.simulate.clock import run_virtual
 S = 1_000_000_000
 
 
-class Watched:
-    """What happened to a watched run: what was said, and when it was stopped."""
+Work = Callable[[RecordingTracer], Coroutine[Any, Any, None]]
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+
+class Watched:
+    """What happened to a run beside the watchdog on the virtual clock, until one of them ended."""
+
+    def __init__(self, work: Work, stall_after_s: float, poll_s: float = 1.0, clock: Callable[[], int] | None = None):
+        self.said, self.dumped_at_s = list[str](), list[float]()
         self.error: str | None = None
         self.stopped_at_s: float | None = None
-        self.dumped_at_s: list[float] = []
+
+        async def watched(tracer: RecordingTracer) -> None:
+            try:
+                await watch(tracer, stall_after_s, self.dumps, self.said.append, poll_s)
+            except RunStopped as error:
+                self.error, self.stopped_at_s = str(error), asyncio.get_running_loop().time()
+
+        async def main(tracer: RecordingTracer) -> None:
+            traced = RecordingTracer(clock) if clock else tracer
+            tasks = [asyncio.ensure_future(each(traced)) for each in (work, watched)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+        run_virtual(main)
 
     def dumps(self) -> str:
         self.dumped_at_s.append(asyncio.get_running_loop().time())
         return "the stacks"
 
-    async def until_stopped(self, tracer: RecordingTracer, stall_after_s: float, poll_s: float) -> None:
-        try:
-            await watch(tracer, stall_after_s, self.dumps, self.said.append, poll_s)
-        except RunStopped as error:
-            self.error, self.stopped_at_s = str(error), asyncio.get_running_loop().time()
 
-
-def watched(
-    work: Callable[[RecordingTracer], Coroutine[Any, Any, None]],
-    stall_after_s: float,
-    poll_s: float = 1.0,
-    clock: Callable[[], int] | None = None,
-) -> Watched:
-    """Run ``work`` beside the watchdog on the virtual clock until one of them has ended."""
-    result = Watched()
-
-    async def main(tracer: RecordingTracer) -> None:
-        traced = RecordingTracer(clock) if clock else tracer
-        tasks = [asyncio.ensure_future(work(traced))]
-        tasks.append(asyncio.ensure_future(result.until_stopped(traced, stall_after_s, poll_s)))
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    run_virtual(main)
-    return result
-
-
-def stages_of(seconds: list[float]) -> Callable[[RecordingTracer], Coroutine[Any, Any, None]]:
+def stages_of(*seconds: float) -> Work:
     async def work(tracer: RecordingTracer) -> None:
         for step, duration_s in enumerate(seconds):
             with tracer.span("learner", Stage.UPDATE, step, step):
@@ -71,7 +61,7 @@ def stages_of(seconds: list[float]) -> Callable[[RecordingTracer], Coroutine[Any
 
 def test_a_run_that_moves_is_left_alone() -> None:
     # Each stage ends within 10 s of the one before, though 36 s pass in all.
-    result = watched(stages_of([9.0, 9.0, 9.0, 9.0]), stall_after_s=10.0)
+    result = Watched(stages_of(9.0, 9.0, 9.0, 9.0), stall_after_s=10.0)
     assert (result.said, result.error, result.dumped_at_s) == ([], None, [])
 
 
@@ -86,68 +76,66 @@ def test_a_stage_that_hangs_is_reported_with_all_that_waits() -> None:
                 await asyncio.sleep(1000)
 
     # The last span ends at 2.4 + 0.5 = 2.9 s; the looks are 0.25 s apart, so 3.0 s sees it, and 15.0 s is 12 s later.
-    result = watched(work, stall_after_s=12.0, poll_s=0.25)
-    headline = (
-        "no stage has ended for 12.0 s (faults.stall_after_s is 12): generator has been in generate for 12.1 s: "
-        "everyone else waits for it"
-    )
+    result = Watched(work, stall_after_s=12.0, poll_s=0.25)
+    assert (result.stopped_at_s, result.dumped_at_s) == (15.0, [15.0])
+    headline, *lines = result.said[0].splitlines()
     assert result.error == headline
-    assert result.stopped_at_s == 15.0
-    assert result.dumped_at_s == [15.0]
-    assert result.said == [
-        headline + "\n"
-        "generator: generate for step 7 since 2.9 s (12.1 s so far), at policy version 6\n"
-        "scorer: wait_for_rollouts for step 7 since 2.9 s (12.1 s so far), waits for a Generator\n"
-        "learner: wait_for_batch for step 7 since 3.4 s (11.6 s so far), at policy version 7, waits for a Scorer\n"
-        "the stacks"
+    for said in ("12.0 s", "faults.stall_after_s is 12", "generator has been in generate for 12.1 s: everyone else"):
+        assert said in headline
+    assert lines == [
+        "generator: generate for step 7 since 2.9 s (12.1 s so far), at policy version 6",
+        "scorer: wait_for_rollouts for step 7 since 2.9 s (12.1 s so far), waits for a Generator",
+        "learner: wait_for_batch for step 7 since 3.4 s (11.6 s so far), at policy version 7, waits for a Scorer",
+        "the stacks",
     ]
 
 
-def test_a_stall_is_counted_from_the_last_end_and_not_from_the_last_beginning() -> None:
-    async def work(tracer: RecordingTracer) -> None:
-        with tracer.span("generator", Stage.GENERATE, 0, 0):
-            for version in range(100):  # waits begin all the time; nothing ends
-                tracer.span("learner", Stage.WAIT_FOR_BATCH, version).__enter__()
-                await asyncio.sleep(1.0)
-
-    assert watched(work, stall_after_s=5.0).stopped_at_s == 5.0
+async def begins_waits(tracer: RecordingTracer) -> None:
+    with tracer.span("generator", Stage.GENERATE, 0, 0):
+        for version in range(100):  # waits begin all the time; nothing ends
+            tracer.span("learner", Stage.WAIT_FOR_BATCH, version).__enter__()
+            await asyncio.sleep(1.0)
 
 
-def test_time_in_which_the_clock_stands_still_is_no_stall() -> None:
-    def paused_from_2_to_100_s() -> int:
-        now_s = asyncio.get_running_loop().time()
-        return round(S * (now_s if now_s < 2 else max(2.0, now_s - 98)))
-
-    # 3 s on a clock that has run for 2 s when it stops, and for 3 s one second after it goes on at 100 s.
-    result = watched(stages_of([1000.0]), stall_after_s=3.0, clock=paused_from_2_to_100_s)
-    assert result.stopped_at_s == 101.0
+async def hears_of_another_process(tracer: RecordingTracer) -> None:
+    with tracer.span("generator", Stage.WAIT_FOR_WEIGHTS, 0):
+        await asyncio.sleep(4.5)
+        tracer.record_elsewhere([Span("scorer", Stage.SCORE, 0, 4 * S, 0, 0)])
+        tracer.drain()  # written to the run's folder: it has ended all the same
+        await asyncio.sleep(1000)
 
 
-def test_spans_that_other_processes_have_recorded_count_as_ended() -> None:
-    async def work(tracer: RecordingTracer) -> None:
-        with tracer.span("generator", Stage.WAIT_FOR_WEIGHTS, 0):
-            await asyncio.sleep(4.5)
-            tracer.record_elsewhere([Span("scorer", Stage.SCORE, 0, 4 * S, 0, 0)])
-            tracer.drain()  # written to the run's folder: it has ended all the same
-            await asyncio.sleep(1000)
-
-    # Recorded at 4.5 s and seen at 5 s; 6 s later is 11 s.
-    assert watched(work, stall_after_s=6.0).stopped_at_s == 11.0
+async def hangs_beside_another(tracer: RecordingTracer) -> None:
+    with tracer.underway("generator1", Stage.GENERATE, 7):
+        while True:
+            with tracer.span("generator0", Stage.GENERATE):
+                await asyncio.sleep(1.5)
 
 
-def test_one_stage_that_hangs_is_a_stall_though_others_go_on() -> None:
-    async def work(tracer: RecordingTracer) -> None:
-        with tracer.underway("generator1", Stage.GENERATE, 7):
-            while True:
-                with tracer.span("generator0", Stage.GENERATE):
-                    await asyncio.sleep(1.5)
+def paused_from_2_to_100_s() -> int:
+    now_s = asyncio.get_running_loop().time()
+    return round(S * (now_s if now_s < 2 else max(2.0, now_s - 98)))
 
-    result = watched(work, stall_after_s=6.0)
-    assert result.stopped_at_s == 6.0
-    assert result.error == (
-        "a stage has not ended while others went on (faults.stall_after_s is 6): "
-        "generator1 has been in generate for 6.0 s"
-    )
+
+@pytest.mark.parametrize(
+    ("work", "stall_after_s", "clock", "stopped_at_s"),
+    [
+        (begins_waits, 5.0, None, 5.0),  # counted from the last end, not from the last beginning
+        # a clock that stands still while another arm works: 2 s before it does, and 1 s after it goes on at 100 s
+        (stages_of(1000.0), 3.0, paused_from_2_to_100_s, 101.0),
+        (hears_of_another_process, 6.0, None, 11.0),  # recorded at 4.5 s and seen at 5 s
+        (hangs_beside_another, 6.0, None, 6.0),
+    ],
+    ids=["waits begin", "paused", "elsewhere", "one of two"],
+)
+def test_when_a_stall_is_one(
+    work: Work, stall_after_s: float, clock: Callable[[], int] | None, stopped_at_s: float
+) -> None:
+    result = Watched(work, stall_after_s, clock=clock)
+    assert result.stopped_at_s == stopped_at_s
+    if work is hangs_beside_another:
+        assert "generator1 has been in generate for 6.0 s" in (result.error or "")
+        assert "generator0" not in (result.error or "")
 
 
 def test_open_spans_are_told_longest_first_and_without_what_they_lack() -> None:
@@ -167,17 +155,16 @@ def test_the_culprits_are_those_who_do_not_wait() -> None:
     waits = [OpenSpan("scorer", Stage.WAIT_FOR_ROLLOUTS, 0, 1, -1), OpenSpan("learner", Stage.WAIT_FOR_BATCH, 0, 1, 1)]
     generates = OpenSpan("generator.1", Stage.GENERATE, S, 1, 1)
     loads = OpenSpan("generator.0", Stage.WEIGHT_TRANSFER, 4 * S, 1, 1)
-    now_ns = 10 * S
-    assert likely_culprit(waits, now_ns) == "every lane waits: a deadlock"
-    assert likely_culprit([*waits, generates], now_ns) == (
-        "generator.1 has been in generate for 9.0 s: everyone else waits for it"
-    )
-    assert likely_culprit([loads, *waits, generates], now_ns) == (
-        "generator.1 has been in generate for 9.0 s and generator.0 has been in weight_transfer for 6.0 s: "
-        "everyone else waits for them"
-    )
-    assert likely_culprit([loads], now_ns) == "generator.0 has been in weight_transfer for 6.0 s"
-    assert likely_culprit([], now_ns) == "no stage and no wait is under way: the loop itself does not go on"
+    first = "generator.1 has been in generate for 9.0 s"
+    second = "generator.0 has been in weight_transfer for 6.0 s"
+    for spans, said in (
+        (waits, "every lane waits: a deadlock"),
+        ([*waits, generates], f"{first}: everyone else waits for it"),
+        ([loads, *waits, generates], f"{first} and {second}: everyone else waits for them"),
+        ([loads], second),
+        ([], "no stage and no wait is under way"),
+    ):
+        assert likely_culprit(spans, 10 * S).partition(": the loop")[0] == said
 
 
 def test_waits_are_followed_to_a_circle_to_whoever_is_stuck_or_to_nobody() -> None:
@@ -203,79 +190,43 @@ def test_waits_are_followed_to_a_circle_to_whoever_is_stuck_or_to_nobody() -> No
 SLEEPER = "import time\ndef waits_for_ever():\n    print('here', flush=True)\n    time.sleep(600)\nwaits_for_ever()\n"
 
 
-@pytest.fixture
-def sleeper(tmp_path: Path) -> Any:
-    """A process that sleeps in a function called ``waits_for_ever``."""
-    program = tmp_path / "sleeper.py"
-    program.write_text(SLEEPER)
-    process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "here\n"
-        yield process
-        process.kill()
-        process.wait()
-
-
-def script(folder: Path, body: str) -> Path:
-    """Write a program that stands in for py-spy."""
-    file = folder / "spy"
-    file.write_text(f"#!/bin/sh\n{body}\n")
-    file.chmod(0o700)
-    return file
-
-
-def test_stacks_of_a_process_and_of_this_one(sleeper: "subprocess.Popen[str]") -> None:
-    dumps = stack_dumps({"generator": sleeper.pid, "driver": os.getpid()}, limit_s=60.0)
+def test_stacks_of_a_process_of_this_one_and_of_one_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    with subprocess.Popen([sys.executable, tmp_path / "sleeper.py"], stdout=subprocess.PIPE, text=True) as sleeper:
+        try:
+            assert sleeper.stdout is not None
+            assert sleeper.stdout.readline() == "here\n"
+            dumps = stack_dumps({"generator": sleeper.pid, "driver": os.getpid()}, limit_s=60.0)
+        finally:
+            sleeper.kill()
+    assert stack_dumps({"scorer": sleeper.pid}).endswith(f"(process {sleeper.pid}): the process has ended")
     if "py-spy may not look into it" in dumps:
         pytest.skip("py-spy is not permitted to read other processes here")
     sleeping, own = dumps.split(f"\nstacks of driver (process {os.getpid()}): \n")
-    assert sleeping.splitlines()[0] == f"stacks of generator (process {sleeper.pid}): "
-    assert sleeping.splitlines()[1].startswith(f"Thread {sleeper.pid} ")
-    assert [line.strip() for line in sleeping.splitlines()[2:]] == [
-        "waits_for_ever (sleeper.py:4)",
-        "<module> (sleeper.py:5)",
-    ]
-    assert "test_stacks_of_a_process_and_of_this_one" in own
+    head, thread, *frames = map(str.strip, sleeping.splitlines())
+    assert (head, thread.split()[1]) == (f"stacks of generator (process {sleeper.pid}):", str(sleeper.pid))
+    assert frames == ["waits_for_ever (sleeper.py:4)", "<module> (sleeper.py:5)"]
+    assert "test_stacks_of_a_process_of_this_one" in own
     assert "Process " not in dumps
-
-
-def test_a_process_that_has_ended_is_told_so() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert stack_dumps({"scorer": process.pid}) == f"stacks of scorer (process {process.pid}): the process has ended"
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (
-            "echo 'Permission Denied: Try running again with elevated permissions by going sudo' >&2; exit 1",
-            "py-spy may not look into it; allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: "
-            "--cap-add SYS_PTRACE)",
-        ),
-        (
-            "echo 'Error: Failed to suspend process' >&2; echo 'Reason: EPERM: Operation not permitted' >&2; exit 1",
-            "py-spy may not look into it; allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: "
-            "--cap-add SYS_PTRACE)",
-        ),
-        (
-            "echo 'Error: Failed to find python version from target process' >&2; echo more >&2; exit 1",
-            "py-spy failed: Error: Failed to find python version from target process",
-        ),
+        ("echo 'Permission Denied: Try running again with elevated permissions' >&2; exit 1", "--cap-add SYS_PTRACE"),
+        ("echo 'Error: first' >&2; echo 'Reason: EPERM: Operation not permitted' >&2; exit 1", "--cap-add SYS_PTRACE"),
+        ("echo 'Error: Failed to find python' >&2; echo more >&2; exit 1", "failed: Error: Failed to find python"),
         ("exit 1", "py-spy failed: no reason given"),
         ("exec sleep 600", "py-spy was not done within 0.1 s"),
+        (None, "install py-spy"),
     ],
-    ids=["permission", "ptrace", "no python", "silent", "slow"],
+    ids=["permission", "ptrace", "no python", "silent", "slow", "not there"],
 )
-def test_stacks_that_cannot_be_had_are_told_why(tmp_path: Path, body: str, says: str) -> None:
-    spy, pid = script(tmp_path, body), os.getpid()
-    limit_s = 0.1 if "sleep" in body else 600.0
-    assert stack_dumps({"learner": pid}, spy, limit_s) == f"stacks of learner (process {pid}): {says}"
-
-
-def test_an_environment_without_py_spy_is_told_so(tmp_path: Path) -> None:
-    pid = os.getpid()
-    assert stack_dumps({"learner": pid}, tmp_path / "spy") == (
-        f"stacks of learner (process {pid}): there is no {tmp_path / 'spy'}; install py-spy"
-    )
+def test_stacks_that_cannot_be_had_are_told_why(tmp_path: Path, body: str | None, says: str) -> None:
+    spy, pid = tmp_path / "spy", os.getpid()
+    if body is not None:
+        spy.write_text(f"#!/bin/sh\n{body}\n")
+        spy.chmod(0o700)
+    said = stack_dumps({"learner": pid}, spy, 0.1 if body == "exec sleep 600" else 600.0)
+    assert said.startswith(f"stacks of learner (process {pid}): ")
+    assert said.endswith((says, f"{says})"))
