@@ -1,4 +1,4 @@
-"""Simulated parts whose stages take constant seconds, on whatever clock the event loop has; and parts that die.
+"""Simulated parts whose stages take constant seconds, on whatever clock the event loop has.
 
 ``SimulatedGenerator``, ``SimulatedScorer`` and ``SimulatedLearner`` are those of ``harness.simulate.parts``; here are a
 cost source and a timeline for them that need neither a machine profile nor a recording.
@@ -10,16 +10,15 @@ import asyncio
 import random
 import types
 from collections import abc
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
-from harness.core.errors import PartReplaced
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Stage, Tracer
-from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario.lanes import lanes_of, publisher_lane, writer_lane
@@ -35,10 +34,8 @@ from harness.simulate.parts import (
 )
 from harness.simulate.timeline import CallPlan, Times, finish, make_stage
 
-P = TypeVar("P", Generator, Scorer)
 G = TypeVar("G", bound=SimulatedGenerator)
 L = TypeVar("L", bound=SimulatedLearner)
-T = TypeVar("T")
 
 Cost = Callable[[int], float]
 """Seconds a stage takes at a given training step (or policy version)."""
@@ -48,9 +45,6 @@ Lengths = Callable[[WorkItem, int], tuple[int, ...]]
 
 Fails = Callable[[WorkItem, int], bool]
 """Whether the reward function fails on the group of this prompt id."""
-
-Dies = Callable[[int], float | None]
-"""Seconds into a part's n-th call (counted from 1) after which it dies; None: it survives that call."""
 
 
 def constant(seconds: float) -> Cost:
@@ -90,7 +84,6 @@ class SleepingTimeline:
     lane: str
 
     async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
-        """See ``harness.simulate.parts.Timeline``."""
         loop = asyncio.get_running_loop()
         times: Times = []
         end = loop.time()
@@ -127,18 +120,15 @@ class ConstantCosts:
     write_s: float = 0.0
 
     def load(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         transfer = make_stage((Stage.WEIGHT_TRANSFER, self.transfer_cost(version), True))
         load = make_stage((Stage.WEIGHT_LOAD, self.load_cost(version), True))
         return CallPlan((transfer, load))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        """See ``CostSource``."""
         cost = self.evaluate_cost if item.purpose is Purpose.EVALUATE else self.generate_cost
         return _call(stage_of(item, Stage.GENERATE), cost(item.step))
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``."""
         return _call(stage_of(item, Stage.SCORE), self.score_cost(item.step))
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
@@ -151,19 +141,15 @@ class ConstantCosts:
         return _call(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step) * share)
 
     def publish(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.WEIGHT_PUBLISH, self.publish_cost(version))
 
     def save_policy(self, version: int) -> CallPlan:
-        """See ``CostSource``: there is no policy to save."""
         return CallPlan(())
 
     def checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.CHECKPOINT, self.checkpoint_s)
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.CHECKPOINT_WRITE, self.write_s)
 
 
@@ -288,72 +274,3 @@ def build_simulated_parts(
         simulated_learner(tracer, FREE, epochs_per_batch=scenario.optimizer_steps_per_batch),
         loop_plan(scenario, num_train=4 * scenario.prompts_per_batch, num_validation=scenario.evaluation.prompts),
     )
-
-
-class _Mortal(Generic[P]):
-    """Passes calls on to a part until one of them kills it: all its calls under way fail, and a new part stands there.
-
-    A call that would be done before its death takes the part with it at its end: the result is lost.
-
-    Args:
-        make: returns a new part; a new Generator holds no weights.
-        dies: in which calls the part on this lane dies.
-
-    Attributes:
-        part: the one that is alive.
-        incarnation: its number; the first one is 0.
-        calls: made so far, over all incarnations.
-    """
-
-    def __init__(self, make: Callable[[], P], dies: Dies) -> None:
-        self._make: Callable[[], P] = make
-        self._dies = dies
-        self.part: P = make()
-        self.lane: str = self.part.lane
-        self.incarnation = self.calls = 0
-        self._under_way: set[asyncio.Task[Any]] = set()
-
-    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        self.calls += 1
-        call, incarnation, seconds = self.calls, self.incarnation, self._dies(self.calls)
-        task = asyncio.ensure_future(work)
-        self._under_way.add(task)
-        try:
-            await asyncio.wait({task}, timeout=seconds)
-            if task.done() and not task.cancelled() and (seconds is None or task.exception()):
-                result = task.result()
-                if incarnation == self.incarnation:
-                    return result
-            if incarnation == self.incarnation:
-                self._replace()
-                await asyncio.wait({task})
-            raise PartReplaced(f"{self.lane} died in call {call}", incarnation + 1)
-        finally:
-            task.cancel()
-            self._under_way.discard(task)
-
-    def _replace(self) -> None:
-        for task in self._under_way:
-            task.cancel()
-        self.part = self._make()
-        self.incarnation += 1
-
-
-class MortalGenerator(_Mortal[Generator]):
-    """A Generator that dies in some of its calls."""
-
-    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
-        """See ``Generator``."""
-        return await self._call(self.part.load_weights(weight_handle))
-
-    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-        """See ``Generator``."""
-        return await self._call(self.part.generate(item))
-
-
-class MortalScorer(_Mortal[Scorer]):
-    """A Scorer that dies in some of its calls."""
-
-    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """See ``Scorer``."""
-        return await self._call(self.part.score(item, groups))
