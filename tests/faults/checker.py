@@ -252,6 +252,7 @@ class Books:
 
     def load_begins(self, lane: str, version: int) -> None:
         self.require(version in self.published, "versions", f"{lane} is to load version {version}, never published")
+        self.require(version != self.claims.get(lane), "versions", f"{lane} is to load version {version} once more")
         self.pinned.setdefault(lane, set()).add(version)
         self.note(lane, "load begins", version=version)
 

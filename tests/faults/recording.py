@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harness.core.trace import RecordingTracer, Stage
+from harness.core.trace import RecordingTracer, SpanContext, Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch
 from harness.loop import Count, Observer, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
@@ -19,8 +19,11 @@ class WatchedTracer:
     def __init__(self, tracer: RecordingTracer, books: Books) -> None:
         self._tracer, self.books = tracer, books
 
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        return self._span(lane, stage, step, version)  # type: ignore[return-value]  # it swallows no error
+
     @contextmanager
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> Iterator[None]:
+    def _span(self, lane: str, stage: Stage, step: int, version: int) -> Iterator[None]:
         if stage.is_wait:
             self.books.wait_begins(lane, stage, step)
         start_ns, cut = self._tracer.clock_ns(), True

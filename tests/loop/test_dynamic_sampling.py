@@ -96,20 +96,6 @@ def test_a_place_is_sampled_up_to_the_bound_and_then_kept(simulate):
     assert seen.seconds == 67  # 1 + 2 * (3 * (8 + 1) + 5 + 1)
 
 
-def test_a_group_sampled_again_without_a_reward_is_failed_and_leaves_its_batch(simulate):
-    seen = simulate(
-        steps=1,
-        max_lag=0,
-        dynamic_sampling=TWICE,
-        num_prompts=40,
-        is_flat=once_flat(0, 3),
-        fails=lambda item, prompt: item.attempt > 0,
-    )
-    assert [group.prompt_id for group in seen.story.facts[0].fresh] == [1, 2]
-    assert [part.failed_groups for part in seen.story.facts[0].scored] == [2]
-    assert (seen.ledger.failed, seen.ledger.discarded, seen.ledger.trained) == (Count(4, 32),) * 2 + (Count(4, 32),)
-
-
 def test_the_data_of_a_discarded_group_is_given_up_at_once():
     class Data:
         pass

@@ -102,14 +102,21 @@ def test_a_fault_that_must_end_the_run_does(fault, settings, end, steps):
     assert outcome.happened.total() == 1
 
 
-def test_of_two_deaths_heard_of_in_the_wrong_order_both_are_told():
-    # In flight: batch 1 dies with the first part; the load beside it, begun later, dies with the second one, and the
-    # loop hears of that death first. It told the observer of one.
+def told_dead(outcome: Outcome) -> list[str]:
+    return [event.lane for event in outcome.events if event.what == "told: replaced"]
+
+
+def test_a_death_that_two_calls_hear_of_is_one_and_of_two_heard_of_in_the_wrong_order_both_are_told():
+    # In flight. Batch 1 is generated from 11 on, version 1 loaded beside it from 17 on; the part dies at 18. Loaded
+    # again at 20, generated 28, scored 29, update 33.
+    one = run(Fault(KILLED, "generator0", "load", 2, 1), max_lag=1, lag_control="in_flight")
+    assert (one.end, told_dead(one), times(one, "update ends")) == ("finished", ["generator0"], [16, 33])
+    # Batch 1 dies with the first part; the load beside it, begun later, dies with the second one, and the loop hears of
+    # that death first. It told the observer of one.
     deaths = Fault(KILLED, "generator0", "generate", 3), Fault(KILLED, "generator0", "load", 2)
     settings = {"max_lag": 1, "lag_control": "in_flight", "validates": True, "restart_s": 1.0, "timings": ()}
-    outcome = run(*deaths, **settings)
-    assert outcome.end == "finished"
-    assert [event.lane for event in outcome.events if event.what == "told: replaced"] == ["generator0"] * 2
+    two = run(*deaths, **settings)
+    assert (two.end, told_dead(two)) == ("finished", ["generator0"] * 2)
 
 
 # ---- groups fail
@@ -123,6 +130,14 @@ def test_a_reward_that_never_comes_costs_its_group_and_a_batch_without_any_ends_
     assert run(prompts=2, unrewarded=(first, second), max_failed_batches=1).end == "finished"
     evaluation = run(validates=True, unrewarded=(replace(first, purpose=Purpose.EVALUATE),))
     assert (evaluation.end, evaluation.happened) == ("finished", {"an evaluation's reward never comes": 1})
+
+
+def test_a_run_that_goes_on_knows_how_many_batches_failed_last():
+    # Steps 1 to 3 have no rewards. The Learner dies in step 2, after one of them; its checkpoint is of version 2.
+    settings = {"steps": 6, "checkpoint_every": 1, "max_failed_batches": 2}
+    settings["unrewarded"] = tuple(Unrewarded(Purpose.TRAIN, step, 0) for step in (1, 2, 3))
+    outcome = run(Fault(KILLED, LEARNER, "update", 3, 1.0), **settings)
+    assert (outcome.end, outcome.resumed) == ("stopped: no reward for a whole batch", (2,))
 
 
 def test_failed_groups_take_no_room_under_drop(simulate):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.errors import RunStopped
-from harness.core.types import Purpose, WorkItem
+from harness.core.types import WorkItem
 from harness.loop import Count
 from harness.loop.batching import InOrder
 
@@ -284,31 +284,6 @@ def test_evaluations_under_wait_come_between_two_batches(simulate):
         ("evaluation", version, (7, 8)) for version in (0, 2, 3)
     ]
     assert seen.seconds == 39  # the last evaluation is scored
-
-
-def test_evaluations_under_drop_use_exactly_their_weights(simulate):
-    seen = simulate(lag_control="drop", generate=[2], update=9, validation_prompts=(7,))
-    evaluated = [row for row in seen.work if row[1] == "evaluate"]
-    # Version 0 at 1-3, which puts everything else 2 s later than in the test of drop: publishes end at 16, 26, 36.
-    # Room comes at 16 for version 1; at 25, during a publish, and at 27, so version 2 waits until 27; 3 comes at 36.
-    assert [row for row in evaluated if row[0] == "generator"] == [
-        ("generator", "evaluate", 1, 3, 0),
-        ("generator", "evaluate", 16, 18, 1),
-        ("generator", "evaluate", 27, 29, 2),
-        ("generator", "evaluate", 36, 38, 3),
-    ]
-    assert [row[4] for row in evaluated if row[0] == "scorer"] == [0, 1, 2, 3]
-
-
-def test_two_scorers_do_not_change_the_order_of_evaluations(simulate):
-    def slow_evaluation(item: WorkItem, prompt_id: int) -> bool:
-        return item.purpose is Purpose.EVALUATE and item.step == 1
-
-    # Versions 1, 2 and 3 are evaluated at the end, one every 2 s; scorer0 needs 9 s for version 1, scorer1 1 s for 2.
-    seen = simulate(generate=[1], max_lag=2, update=1, score=[9, 1], validation_prompts=(7,), fails=slow_evaluation)
-    assert [event[1] for event in seen.story.events if event[0] == "evaluation"] == [0, 1, 2, 3]
-    scored = [row for row in seen.work if row[1] == "evaluate" and row[0] != "generator"]
-    assert sorted(row[4] for row in scored) == [0, 1, 2, 3]
 
 
 # ---- the bounds are checked where they cannot be broken, too

@@ -53,6 +53,7 @@ def constant(seconds: float) -> Cost:
 
 
 FREE = constant(0.0)
+REWARD = 0.5
 
 
 def equal_lengths(tokens: int) -> Lengths:
@@ -182,36 +183,35 @@ def simulated_scorer(
     tracer: Tracer,
     score_cost: Cost,
     lane: str = "scorer",
-    reward: float = 0.5,
     fails: Fails = lambda item, prompt_id: False,
     is_flat: Fails = lambda item, prompt_id: True,
 ) -> SimulatedScorer:
-    """Return a Scorer of which every reward is ``reward``; a group on which ``fails`` holds has none.
+    """Return a Scorer of which every reward is 0.5; a group on which ``fails`` holds has none.
 
     Where ``is_flat`` does not hold, the first rollout of a group gets 1 more.
     """
 
     def rewards(item: WorkItem, group: RolloutGroup) -> tuple[float, ...]:
-        first = reward if is_flat(item, group.prompt_id) else reward + 1
-        return (first, *[reward] * (len(group.lengths) - 1))
+        first = REWARD if is_flat(item, group.prompt_id) else REWARD + 1
+        return (first, *[REWARD] * (len(group.lengths) - 1))
 
     def score(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         failed = [group.prompt_id for group in groups if fails(item, group.prompt_id)]
         kept = [group for group in groups if group.prompt_id not in failed]
         scored = tuple([with_rewards(group, rewards(item, group)) for group in kept])
         failure = f"the reward of prompt {failed[0]} failed" if failed else None
-        metrics = _metrics(item, scored, reward) if scored else {}
+        metrics = _metrics(item, scored) if scored else {}
         return ScoredBatch(item, scored, metrics, failed_groups=len(failed), failure=failure)
 
     return SimulatedScorer(SleepingTimeline(tracer, lane), ConstantCosts(score_cost=score_cost), score)
 
 
-def _metrics(item: WorkItem, groups: tuple[RolloutGroup, ...], reward: float) -> Metrics:
+def _metrics(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Metrics:
     evaluating = item.purpose is Purpose.EVALUATE
     rollouts = sum([len(group.lengths) for group in groups])
     mean_length = sum([group.num_tokens for group in groups]) / rollouts
     return {
-        "validation/reward" if evaluating else "reward/total": Metric(reward, count=rollouts),
+        "validation/reward" if evaluating else "reward/total": Metric(REWARD, count=rollouts),
         "validation/response_length" if evaluating else "response_length": Metric(mean_length, count=rollouts),
     }
 
@@ -221,7 +221,6 @@ def simulated_learner(
     update_cost: Cost,
     publish_cost: Cost = FREE,
     epochs_per_batch: int = 1,
-    weight_bytes: int = 0,
     lane: str = "learner",
     of: type[L] = SimulatedLearner,  # type: ignore[assignment]
     overlapped: bool = False,
@@ -244,7 +243,7 @@ def simulated_learner(
     )
     publisher = SleepingTimeline(tracer, publisher_lane(lane)) if overlapped else None
     writer = SleepingTimeline(tracer, writer_lane(lane)) if write_s else None
-    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer, writer)
+    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, 0, 1, publisher, tracer, writer)
 
 
 @dataclass
