@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from harness.core.errors import HarnessError
@@ -27,13 +28,13 @@ INVARIANTS = {
     "none lost": "every generated rollout is in one column of the ledger, counted by us as by the loop",
     "steps in order": "each step is made once, in order, of the right shards",
     "versions": "the Learner's version and that of each Generator's batches only grow, and are what was published",
-    "draws": "each step draws from the replay buffer what it would if nobody had been killed",
+    "draws": "each step draws from the replay buffer what a second buffer draws, which nobody has killed",
     "capacity": "the replay buffer holds at most its capacity, and what entered is there or was evicted",
     "weights there": "versions that are newest, being loaded or being evaluated can be read",
     "weights held": "a Generator holds the weights that it says it holds, unless a fault made it lie",
     "in flight": "rollouts in flight and in the queue are what the loop says, and none is left at the end",
     "evaluations": "each version that is due is evaluated with exactly its weights and told once, in order",
-    "time": "each lane accounts for all of its time: a span begins where the one before ended",
+    "time": "each lane accounts for all of its time: a span begins where the one before ended, and lanes end together",
     "replaced": "each death is told once",
     "no idling": "when the clock advances, nobody waits for rollouts, a batch, weights or room that is available",
     "no deadlock": "while anyone waits, something can still happen",
@@ -43,25 +44,22 @@ INVARIANTS = {
 
 
 class Broken(HarnessError):
-    """An invariant does not hold.
-
-    Args:
-        invariant: a key of ``INVARIANTS``.
-        message: with the numbers.
-    """
+    """An invariant, a key of ``INVARIANTS``, does not hold."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        super().__init__(invariant, message)
-        self.invariant, self.message = invariant, message
-
-    def __str__(self) -> str:
-        return f"{self.invariant}: {self.message}"
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
 
 
 Name = tuple[int, int, int]
 """A training group: (batch, prompt, attempt). No prompt is ordered twice in one attempt."""
 
-LIES_ABOUT_WEIGHTS = (FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS, FaultKind.SECOND_LOAD)
+OF_PARTS = {
+    *("claims", "claimed", "pinned", "waits", "generating", "scoring", "last_order", "lane_ends"),
+    *("deaths", "replaced", "readable", "at_update"),
+}
+"""What the books know of parts that are alive; those who go on begin without it."""
+LIES_ABOUT_WEIGHTS = (FaultKind.LOST_WEIGHTS, FaultKind.SECOND_LOAD)
 
 
 class Event(NamedTuple):
@@ -88,20 +86,12 @@ class AtUpdate:
 
 @dataclass
 class Books:
-    """The books of one run.
+    """The books of one run."""
 
-    Args:
-        schedule: says what is to happen.
-        now: the virtual clock, in seconds.
-
-    Attributes:
-        broken: the first invariant that did not hold.
-    """
-
-    schedule: Schedule
-    now: Callable[[], float]
+    schedule: Schedule  # says what is to happen
+    now: Callable[[], float]  # the virtual clock, in seconds
     events: list[Event] = field(default_factory=list)
-    broken: Broken | None = None
+    broken: Broken | None = None  # the first invariant that did not hold
     ticks: int = 0
     happened: list[tuple[Fault, str]] = field(default_factory=list)
     ledger: RolloutCounts | None = None
@@ -113,8 +103,7 @@ class Books:
     claimed: dict[str, int] = field(default_factory=dict)  # the same when its last order began
     started: dict[str, int] = field(default_factory=dict)  # lane -> version of the last batch that it started
     pinned: dict[str, set[int]] = field(default_factory=dict)  # lane -> versions being loaded or evaluated there
-    stale: int = 0  # orders that were begun with other weights than the part said
-    owned_up: int = 0  # answers whose rollouts say so
+    owned_up: int = 0  # answers of older weights than the part said it held
     # waiting
     start_s: float = 0.0  # when those who are alive began
     last_s: float = 0.0  # time of the last event
@@ -150,42 +139,19 @@ class Books:
 
     def _new_draws(self) -> ReplayBuffer | None:
         """A buffer of our own, where the loop's may come from a checkpoint."""
-        schedule = self.schedule
-        if not schedule.checkpoint_every or not schedule.replay.capacity:
-            return None
-        return ReplayBuffer(schedule.replay, schedule.seed)
+        replay = self.schedule.replay
+        return ReplayBuffer(replay, self.schedule.seed) if replay.capacity else None
 
     # ---- everything killed
 
     def copy(self) -> Books:
         """Return the books as they are, without what is known of the parts; only the list of events stays one."""
-        copied = replace(
-            self,
-            published=list(self.published),
-            started=dict(self.started),
-            orders=dict(self.orders),
-            generated=dict(self.generated),
-            scored=dict(self.scored),
-            failed=set(self.failed),
-            discarded=set(self.discarded),
-            consumed=set(self.consumed),
-            uses=Counter(self.uses),
-            fresh=list(self.fresh),
-            evaluated=list(self.evaluated),
-            claims={},
-            claimed={},
-            pinned={},
-            waits={},
-            generating=set(),
-            scoring=set(),
-            last_order={},
-            lane_ends={},
-            deaths=set(),
-            replaced=Counter(),
-            readable=set(),
-            at_update=None,
-        )
-        copied.shards = self.shards.copy()
+        copied, new = copy(self), Books(self.schedule, self.now)
+        for name, value in vars(self).items():
+            if name in OF_PARTS:
+                setattr(copied, name, getattr(new, name))
+            elif isinstance(value, list | dict | set) and value is not self.events and value is not self.happened:
+                setattr(copied, name, copy(value))
         return copied
 
     def go_on(self, state: LoopState) -> Books:
@@ -202,16 +168,19 @@ class Books:
         books.published, books.resumed_at = list(range(self.version)), self.version
         pending = {(item.step, item.shard, item.attempt) for item in state.pending}
         for key, item in self.orders.items():
-            names = names_of(item)
             late = self.schedule.lag_control == "in_flight" and key in pending
-            if names[0] not in books.generated or (late and not books._is_scored(item)):
-                books.shards.forget(item)
+            if names_of(item)[0] not in books.generated or (late and not books._is_scored(item)):
                 del books.orders[key]
-                for name in names:
+                for name in names_of(item):
                     books.generated.pop(name, None)
         for group in _groups_of(state):
             if books.scored.get(named(group)) == group:
                 books.scored[named(group)] = group
+        books.shards = Shards(self.schedule)
+        for item in books.orders.values():
+            books.shards.begins(item)
+            if books._is_scored(item):
+                books.shards.scored(item, [books.scored[name] for name in names_of(item) if name in books.scored])
         unscored = [item for item in books.orders.values() if not books._is_scored(item)]
         books.unscored = len(unscored)
         books.in_flight = sum(len(item.prompt_ids) * item.group_size for item in unscored)
@@ -252,36 +221,25 @@ class Books:
                 self.require_readable(pinned)
 
     def require(self, holds: bool, invariant: str, message: str) -> None:
-        """Raise if an invariant does not hold.
-
-        Raises:
-            Broken: it does not.
-        """
+        """Raise ``Broken`` if an invariant does not hold."""
         if not holds:
             self.break_off(invariant, message)
 
     def break_off(self, invariant: str, message: str) -> NoReturn:
-        """End the run, since an invariant does not hold; the first one is kept.
-
-        Raises:
-            Broken: always.
-        """
+        """End the run, since an invariant does not hold; the first one is kept."""
         error = Broken(invariant, message)
         self.broken = self.broken or error
         raise error
 
     def require_readable(self, version: int) -> None:
-        """Check that these weights can still be read."""
         if version not in self.readable:
             self.break_off("weights there", f"version {version} is gone; {sorted(self.readable)} can be read")
 
     def fault(self, fault: Fault, how: str) -> None:
-        """A fault has happened."""
         self.happened.append((fault, how))
         self.note(fault.lane, f"FAULT {fault.kind}", detail=f"{fault.call} {fault.number}: {how}".strip(": "))
 
     def has(self, *kinds: FaultKind, lane: str | None = None) -> bool:
-        """Whether a fault of these kinds has happened."""
         return any(fault.kind in kinds and lane in (None, fault.lane) for fault, _ in self.happened)
 
     def died(self, lane: str, incarnation: int) -> None:
@@ -292,18 +250,13 @@ class Books:
 
     # ---- weights
 
-    def load_begins(self, lane: str, weight_handle: WeightHandle) -> None:
-        """A Generator is to load these weights."""
-        self.require(
-            weight_handle.version in self.published,
-            "versions",
-            f"{lane} is to load version {weight_handle.version}, never published",
-        )
-        self.pinned.setdefault(lane, set()).add(weight_handle.version)
-        self.note(lane, "load begins", version=weight_handle.version)
+    def load_begins(self, lane: str, version: int) -> None:
+        self.require(version in self.published, "versions", f"{lane} is to load version {version}, never published")
+        self.require(version != self.claims.get(lane), "versions", f"{lane} is to load version {version} once more")
+        self.pinned.setdefault(lane, set()).add(version)
+        self.note(lane, "load begins", version=version)
 
     def load_ends(self, lane: str, version: int) -> None:
-        """It says that it holds them."""
         self.claims[lane] = version
         self.note(lane, "load ends", version=version)
 
@@ -316,13 +269,10 @@ class Books:
         due = len(self.published)
         self.require(version == due == self.version, "versions", f"version {version} is published, due is {due}")
         for lane, versions in self.pinned.items():
-            self.require(
-                versions <= still_needed, "weights there", f"{lane} needs {versions}, kept are {set(still_needed)}"
-            )
+            self.require(versions <= still_needed, "weights there", f"{lane} needs {versions} of {set(still_needed)}")
         self.note(LEARNER, "publish begins", version=version)
 
     def publish_ends(self, weight_handle: WeightHandle) -> None:
-        """New weights are there."""
         if weight_handle.version == len(self.published):
             self.published.append(weight_handle.version)
         self.note(LEARNER, "publish ends", version=weight_handle.version)
@@ -332,8 +282,8 @@ class Books:
     def generate_begins(self, lane: str, item: WorkItem, truth: int) -> None:
         """A Generator starts an order; ``truth`` is the version that it really holds."""
         claim = self.claims.get(lane, -1)
-        if claim != truth:
-            self._check_lie(lane, claim, truth)
+        honest = claim == truth or self.has(*LIES_ABOUT_WEIGHTS, lane=lane)
+        self.require(honest, "weights held", f"{lane} holds {truth} and says {claim}")
         if item.purpose is Purpose.EVALUATE:
             self.require(claim == item.step, "evaluations", f"{lane} evaluates version {item.step} and holds {claim}")
             self.pinned.setdefault(lane, set()).add(item.step)
@@ -343,28 +293,22 @@ class Books:
         what = "evaluation begins" if item.purpose is Purpose.EVALUATE else "generate begins"
         self.note(lane, what, item.step, claim, detail=f"shard {item.shard}")
 
-    def _check_lie(self, lane: str, claim: int, truth: int) -> None:
-        """A part may hold other weights than it says where it lies; not where its load had to be proven."""
-        lies = (FaultKind.SECOND_LOAD,) if self.schedule.proof else LIES_ABOUT_WEIGHTS
-        self.require(self.has(*lies, lane=lane), "weights held", f"{lane} holds {truth} and says {claim}")
-        self.stale += 1
-
     def _train_order_begins(self, lane: str, item: WorkItem, claim: int) -> None:
         lag, bound = self.version - claim, self.schedule.max_lag
-        self.require(
-            0 <= lag <= bound,
-            "lag at start",
-            f"{lane} starts batch {item.step} with version {claim} while the Learner is at {self.version}: lag {lag}, "
-            f"at most {bound}",
+        told = (
+            f"{lane} starts batch {item.step} with version {claim}, the Learner is at {self.version}: {bound} at most"
         )
+        self.require(0 <= lag <= bound, "lag at start", told)
         last = self.started.get(lane, -1)
         self.require(claim >= last, "versions", f"{lane} starts with version {claim}, after {last}")
         self.started[lane] = claim
         self.generating.add(lane)
         if not item.attempt:
             self.last_order[lane] = item.step * self.schedule.generators + item.shard
-        if (item.step, item.shard, item.attempt) not in self.orders:
-            self.orders[item.step, item.shard, item.attempt] = item
+        key = item.step, item.shard, item.attempt
+        self.require(self.orders.get(key, item) == item, "one answer", f"{lane} starts another order {key}: {item}")
+        if key not in self.orders:
+            self.orders[key] = item
             wrong = self.shards.begins(item)
             self.require(not wrong, "sampled again", f"{lane}: {wrong}")
             rollouts = len(item.prompt_ids) * item.group_size
@@ -414,10 +358,8 @@ class Books:
     # ---- training
 
     def update_begins(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """The Learner is to train on these groups."""
-        self.require(
-            step == self.version == self.steps, "steps in order", f"step {step} at version {self.version}, {self.steps}"
-        )
+        due = self.version, self.steps
+        self.require((step, step) == due, "steps in order", f"step {step} at version and step {due}")
         names = [named(group) for group in groups]
         self.require(len(set(names)) == len(names), "uses", f"step {step} trains on one rollout twice: {names}")
         for name, group in zip(names, groups, strict=True):
@@ -447,7 +389,6 @@ class Books:
         return self.schedule.lag_control == "drop" and self.shards.is_dropped(group, self.version)
 
     def update_ends(self, result: UpdateResult) -> None:
-        """A step was made."""
         self.require(result.version == self.version + 1, "versions", f"{result.version} after {self.version}")
         self.version = result.version
         self.note(LEARNER, "update ends", self.version - 1, self.version)
@@ -455,7 +396,6 @@ class Books:
     # ---- time
 
     def wait_begins(self, lane: str, stage: Stage, step: int) -> None:
-        """A lane waits from now on."""
         self.waits[lane] = stage, step
 
     def span_ended(self, lane: str, stage: Stage, start_ns: int, end_ns: int, cut: bool) -> None:
@@ -471,26 +411,19 @@ class Books:
         if cut:  # whoever is cut off must not raise another error; the next span tells whether time is missing
             self.events.append(Event(self.now(), lane, f"{stage} cut off", detail=f"{(end_ns - start_ns) / 1e9:g} s"))
             return
-        self.require(
-            overlap or start_ns == before,
-            "time",
-            f"{lane}: {stage} begins at {start_ns / 1e9:g} s, what was before ended at {before / 1e9:g} s",
-        )
+        self.require(overlap or start_ns == before, "time", f"{lane}: {before} ns, and {stage} begins at {start_ns}")
         self.note(lane, f"{stage} took", detail=f"{(end_ns - start_ns) / 1e9:g} s")
 
 
 def named(group: RolloutGroup) -> Name:
-    """The name of a training group."""
     return group.step, group.prompt_id, group.attempt
 
 
 def names_of(item: WorkItem) -> list[Name]:
-    """The names of the groups that an order asks for."""
     return [(item.step, prompt_id, item.attempt) for prompt_id in item.prompt_ids]
 
 
 def _groups_of(state: LoopState) -> list[RolloutGroup]:
-    """The scored groups in a checkpoint."""
     groups = [group for part in state.waiting for group in part.groups]
     groups += [group for shard in state.open_shards for group in shard.kept.values()]
     return groups + [entry.group for entry in (state.replay.entries if state.replay else ())]
@@ -501,30 +434,13 @@ def _shown(names: list[Name]) -> str:
 
 
 def check_idle(books: Books) -> None:
-    """Check every lane that waits.
-
-    Raises:
-        Broken: it waits for something that is there.
-    """
+    """Check that no lane waits for something that is there."""
     for lane, (stage, step) in books.waits.items():
-        if _is_there(books, stage, step):
+        if stage in IS_THERE and IS_THERE[stage](books, step):
             books.break_off("no idling", f"{lane} is in {stage} for step {step} at {books.last_s:g} s for nothing")
 
 
-def _is_there(books: Books, stage: Stage, step: int) -> bool:
-    match stage:
-        case Stage.WAIT_FOR_ROLLOUTS:
-            return _rollouts_are_there(books)
-        case Stage.WAIT_FOR_BATCH:
-            return _batch_is_there(books, step)
-        case Stage.WAIT_FOR_WEIGHTS:
-            return _weights_are_there(books, step)
-        case Stage.WAIT_FOR_ROOM:
-            return _room_is_there(books)
-    return False
-
-
-def _rollouts_are_there(books: Books) -> bool:
+def _rollouts_are_there(books: Books, step: int) -> bool:
     """Under ``in_flight``, what was generated is handed on when the load beside it is over."""
     return books.unscored > 0 and books.schedule.lag_control != "in_flight"
 
@@ -574,7 +490,7 @@ def _is_to_be_sampled_again(books: Books) -> bool:
     return books.version < books.schedule.steps and books.shards.due() > loading
 
 
-def _room_is_there(books: Books) -> bool:
+def _room_is_there(books: Books, step: int) -> bool:
     """Whether another batch could be ordered, even if every Generator that may hold an order not begun holds one.
 
     One that loads weights may; so may one that samples groups again before its first order. After a resume a Generator
@@ -594,3 +510,11 @@ def _room_is_there(books: Books) -> bool:
     if _is_to_be_sampled_again(books):
         return True
     return books.begun - gone + holding * shard < schedule.plan.room * schedule.prompts
+
+
+IS_THERE: dict[Stage, Callable[[Books, int], bool]] = {
+    Stage.WAIT_FOR_ROLLOUTS: _rollouts_are_there,
+    Stage.WAIT_FOR_BATCH: _batch_is_there,
+    Stage.WAIT_FOR_WEIGHTS: _weights_are_there,
+    Stage.WAIT_FOR_ROOM: _room_is_there,
+}

@@ -31,37 +31,18 @@ class Checkpoint:
         return state, self.books.go_on(state)
 
 
-class Shelf:
-    """Where checkpoints are kept, whatever dies.
-
-    Attributes:
-        whole: in the order in which they became whole.
-    """
-
-    def __init__(self) -> None:
-        self.whole: list[Checkpoint] = []
-
-    @property
-    def newest(self) -> Checkpoint | None:
-        """The whole one of the newest version."""
-        return max(self.whole, key=lambda checkpoint: checkpoint.books.version, default=None)
-
-
 class SlowCheckpoints:
-    """Holds the Learner up for ``save_s``; after ``write_s`` more the checkpoint is whole. See ``Checkpoints``.
+    """Holds the Learner up for ``save_s``; after ``write_s`` more the checkpoint is in ``whole``, which nobody kills.
 
-    Args:
-        shelf: gets them.
-        books: of the run.
-        tracer: records the stage.
-        planted: what becomes of a state before it is written: a bug.
+    ``planted`` is what becomes of a state before it is written: a bug.
     """
 
-    def __init__(self, shelf: Shelf, books: Books, tracer: Tracer, planted: Callable[[LoopState], LoopState]) -> None:
-        self._shelf, self._books, self._tracer, self._planted = shelf, books, tracer, planted
+    def __init__(
+        self, whole: list[Checkpoint], books: Books, tracer: Tracer, planted: Callable[[LoopState], LoopState]
+    ) -> None:
+        self._whole, self._books, self._tracer, self._planted = whole, books, tracer, planted
 
     async def save(self, state: LoopState) -> None:
-        """See ``Checkpoints``."""
         books, schedule = self._books, self._books.schedule
         books.require(
             state.version == books.version == books.steps,
@@ -72,4 +53,4 @@ class SlowCheckpoints:
         books.note(LEARNER, "checkpoint begins", version=state.version)
         with self._tracer.span(LEARNER, Stage.CHECKPOINT, version=state.version):
             await asyncio.sleep(schedule.save_s)
-        asyncio.get_running_loop().call_later(schedule.write_s, self._shelf.whole.append, checkpoint)
+        asyncio.get_running_loop().call_later(schedule.write_s, self._whole.append, checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +18,8 @@ from harness.simulate.clock import run_virtual
 from tests.faults.checker import Books, Broken, Event
 from tests.faults.expected_outcome import ending
 from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer, Injected
-from tests.faults.killing import Killed, Shelf, SlowCheckpoints
-from tests.faults.recording import Listener, WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
+from tests.faults.killing import Checkpoint, Killed, SlowCheckpoints
+from tests.faults.recording import Listener, WatchedTracer
 from tests.faults.schedule import LEARNER, FaultKind, Schedule
 from tests.stand_ins.checked_loop import CheckedLoop
 
@@ -29,55 +29,24 @@ STALL_AFTER_S = 1e6
 
 @dataclass(frozen=True)
 class Wiring:
-    """What the loop is put together from. The default is the loop as it is; another one plants a bug in it.
+    """What the loop is put together from. The default is the loop as it is; another one plants a bug in it."""
 
-    Attributes:
-        plan: what the loop gets for the schedule's plan.
-        new_condition: makes what wakes those who wait.
-        assembler: makes what turns scored shards into batches.
-        saved: what becomes of the loop's state before it is written.
-    """
-
-    plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
-    new_condition: Callable[[], Condition] = Condition
-    assembler: Callable[[LoopPlan, int], BatchAssembler] = new_assembler
-    saved: Callable[[LoopState], LoopState] = lambda state: state
+    plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan  # what the loop gets for the schedule's plan
+    new_condition: Callable[[], Condition] = Condition  # wakes those who wait
+    assembler: Callable[[LoopPlan, int], BatchAssembler] = new_assembler  # turns scored shards into batches
+    saved: Callable[[LoopState], LoopState] = lambda state: state  # what becomes of a state before it is written
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went.
-
-    Attributes:
-        schedule: what was run.
-        end: how it ended; see ``endings``. Empty where an invariant broke.
-        broken: the first invariant that did not hold.
-        happened: faults that really happened, by what and how.
-        events: all that was written down.
-        resumed: versions that it went on from, in order; 0 is the beginning.
-    """
+    """How a run went."""
 
     schedule: Schedule
-    end: str
-    broken: Broken | None
-    happened: Counter[str]
+    end: str  # see ``ending``; empty where an invariant broke
+    broken: Broken | None  # the first invariant that did not hold
+    happened: Counter[str]  # faults that really happened, by what and how
     events: tuple[Event, ...]
-    resumed: tuple[int, ...] = ()
-
-
-@dataclass
-class Life:
-    """A run through its deaths.
-
-    Attributes:
-        books: of the history that survives so far.
-        shelf: its checkpoints.
-        resumed: as in ``Outcome``.
-    """
-
-    books: Books
-    shelf: Shelf
-    resumed: list[int] = field(default_factory=list)
+    resumed: tuple[int, ...] = ()  # versions that it went on from, in order; 0 is the beginning
 
 
 def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
@@ -86,28 +55,27 @@ def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
     Where everything is killed, it goes on from the newest whole checkpoint, or from the beginning where there is none,
     with the faults that have not happened.
     """
-    wiring, life = wiring or Wiring(), Life(Books(schedule, now=lambda: 0.0), Shelf())
-    events, happened = life.books.events, life.books.happened
+    wiring, books, whole = wiring or Wiring(), Books(schedule, now=lambda: 0.0), list[Checkpoint]()
+    events, happened, resumed = books.events, books.happened, list[int]()
     state: LoopState | None = None
     kills = iter(schedule.kills)
     while True:
-        error = _run_until_killed(life, wiring, state, next(kills, None))
-        books = life.books
+        error = _run_until_killed(books, whole, wiring, state, next(kills, None))
         if books.broken is not None or not _is_death_of_all(error, schedule):
             break
-        if life.shelf.newest is None:
+        newest = max(whole, key=lambda checkpoint: checkpoint.books.version, default=None)
+        if newest is None:
             state, books = None, Books(schedule, books.now, events, happened=happened)
         else:
-            state, books = life.shelf.newest.read()
-        life.books = books
-        life.resumed.append(books.version)
+            state, books = newest.read()
+        resumed.append(books.version)
         books.start_s = books.last_s = events[-1].time_s if events else 0.0
         books.note("everything", "killed", version=books.version, detail=str(error))
     try:
         end, broken = ending(books, error), None
     except Broken as found:
         end, broken = "", found
-    return Outcome(schedule, end, broken, _happened(books), tuple(events), tuple(life.resumed))
+    return Outcome(schedule, end, broken, _happened(books), tuple(events), tuple(resumed))
 
 
 def _is_death_of_all(error: BaseException | None, schedule: Schedule) -> bool:
@@ -116,42 +84,45 @@ def _is_death_of_all(error: BaseException | None, schedule: Schedule) -> bool:
     return isinstance(error, Killed) or (bool(schedule.checkpoint_every) and is_of_learner)
 
 
-def _run_until_killed(life: Life, wiring: Wiring, state: LoopState | None, kill: int | None) -> BaseException | None:
+def _run_until_killed(
+    books: Books, whole: list[Checkpoint], wiring: Wiring, state: LoopState | None, kill: int | None
+) -> BaseException | None:
     """Run until the end or ``kill`` callbacks from here; return what was raised."""
     callbacks = 0
 
     def after_each() -> None:
         nonlocal callbacks
-        life.books.tick()
+        books.tick()
         callbacks += 1
         if callbacks == kill:
             raise Killed(f"after {kill} callbacks")
 
     try:
-        run_virtual(lambda tracer: _run(life, wiring, state, tracer), CheckedLoop(after_each))
+        run_virtual(lambda tracer: _run(books, whole, wiring, state, tracer), CheckedLoop(after_each))
     except Exception as raised:
         return raised
     return None
 
 
-async def _run(life: Life, wiring: Wiring, state: LoopState | None, tracer: RecordingTracer) -> None:
+async def _run(
+    books: Books, whole: list[Checkpoint], wiring: Wiring, state: LoopState | None, tracer: RecordingTracer
+) -> None:
     """Run in one process."""
-    books, replaced, clock, start_s = life.books, [0], asyncio.get_running_loop().time, life.books.start_s
-    schedule, watched = _still_to_happen(books), WatchedTracer(tracer, books)
+    clock, start_s = asyncio.get_running_loop().time, books.start_s
     books.now = lambda: start_s + clock()
-    learner = FaultyLearner(LEARNER, schedule, watched, books.fault, replaced)
+    schedule, watched = _still_to_happen(books), WatchedTracer(tracer, books)
+    others = schedule, books, watched, [0]
+    learner = FaultyLearner(LEARNER, *others)
     books.readable = learner.part.readable
-    generators = [FaultyGenerator(lane, schedule, watched, books.fault, replaced) for lane in schedule.generator_lanes]
-    scorers = [FaultyScorer(lane, schedule, watched, books.fault, replaced) for lane in schedule.scorer_lanes]
     loop = run_loop(
-        [WatchedGenerator(part, books) for part in generators],
-        [WatchedScorer(part, books) for part in scorers],
-        WatchedLearner(learner, books),
+        [FaultyGenerator(lane, *others) for lane in schedule.generator_lanes],
+        [FaultyScorer(lane, *others) for lane in schedule.scorer_lanes],
+        learner,
         wiring.plan(schedule.plan),
         watched,
         Listener(books),
         resume=state,
-        checkpoints=SlowCheckpoints(life.shelf, books, watched, wiring.saved),
+        checkpoints=SlowCheckpoints(whole, books, watched, wiring.saved),
     )
     with (
         patch("harness.loop.loop.new_assembler", wiring.assembler),

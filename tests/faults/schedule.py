@@ -13,9 +13,6 @@ from harness.loop import LagControl, LoopPlan
 from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 
 Call = Literal["load", "generate", "score", "update", "publish", "save_policy"]
-
-VALIDATION_PROMPTS = (0, 1)
-
 LEARNER = "learner"
 
 
@@ -25,9 +22,7 @@ class FaultKind(StrEnum):
     KILLED = "killed"
     """The part dies ``amount`` seconds into the call, or at its end where that comes first: what it did is lost."""
     SLOW = "slow"
-    """The call takes ``amount`` times as long."""
-    STUCK = "stuck"
-    """The call takes ``amount`` seconds more, about as long as a whole run."""
+    """The call takes ``amount`` seconds more, maybe longer than a whole run."""
     HUNG = "hung"
     """The call never answers; the watchdog ends the run."""
     HELD_BACK = "held back"
@@ -39,9 +34,7 @@ class FaultKind(StrEnum):
     LOST_GROUPS = "lost groups"
     """The answer leaves ``amount`` groups out, the last ones, and does not count them; 0 leaves all out."""
     LOST_WEIGHTS = "lost weights"
-    """The load reports success, but the part keeps what it held; its rollouts carry the version that it claims."""
-    OWNED_LOST_WEIGHTS = "owned lost weights"
-    """The same, but its rollouts carry the version that it really holds."""
+    """The load reports success, but the part keeps what it held, and its rollouts carry that version."""
     SECOND_LOAD = "second load"
     """The request of the load is delivered once more, when newer weights have been loaded since."""
     OLD_TICKET = "old weight_handle"
@@ -50,34 +43,23 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something goes wrong in one call.
-
-    Attributes:
-        kind: what.
-        lane: whose call.
-        call: which of its calls; ``generate`` counts evaluations too.
-        number: the how-manieth call of that name it is, from 1, over all parts that stood on the lane.
-        amount: see ``FaultKind``.
-    """
+    """Something goes wrong in one call."""
 
     kind: FaultKind
     lane: str
-    call: Call
-    number: int
-    amount: float = 0.0
+    call: Call  # ``generate`` counts evaluations too
+    number: int  # the how-manieth call of that name it is, from 1, over all parts that stood on the lane
+    amount: float = 0.0  # see ``FaultKind``
 
 
 @dataclass(frozen=True, slots=True)
 class Unrewarded:
-    """A group whose reward never comes: prompt number ``place`` of this batch, or of the evaluation of this version.
-
-    Under dynamic sampling, that of this attempt.
-    """
+    """A group whose reward never comes: prompt number ``place`` of this batch, or of the evaluation of this version."""
 
     purpose: Purpose
     step: int
     place: int
-    attempt: int = 0
+    attempt: int = 0  # under dynamic sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,74 +71,51 @@ class Timing:
     table: tuple[float, ...]
 
     def seconds(self, step: int) -> float:
-        """Seconds of the call for this step."""
         return self.table[step % len(self.table)]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One run: what is asked of the loop, how long everything takes, and what goes wrong.
+    """One run: what is asked of the loop (as in ``LoopPlan``), how long everything takes, and what goes wrong."""
 
-    Attributes:
-        seed: root of the loop's own draws (replay), and the number under which the schedule was drawn.
-        generators, scorers: how many.
-        steps, group_size, max_lag, lag_control, evaluate_every, replay: as in ``LoopPlan``.
-        prompts: of a batch, at least one for each Generator.
-        epochs: passes over a batch; an update takes so many times its seconds.
-        validates: whether there are evaluations.
-        proof: whether each load is proven by what the engine then says (``engine.mismatch_bound`` in a scenario).
-        max_replacements: dead parts that are replaced; the next one ends the run.
-        restart_s: seconds that a new part takes to stand there.
-        timings: of every call; what is not there takes no time.
-        faults: what goes wrong in calls.
-        unrewarded: rewards that never come.
-        dynamic_sampling, num_prompts: as in ``LoopPlan``.
-        flat_share: share of the groups whose rewards are all equal.
-        checkpoint_every: as in ``LoopPlan``.
-        save_s, write_s: seconds that a checkpoint holds the Learner up, and those after which it is whole.
-        kills: everything dies after so many callbacks of the event loop, and goes on from the newest whole checkpoint;
-            the first number is of the run's beginning, the next one is counted from there on, and so forth.
-    """
-
-    seed: int
+    seed: int  # root of the loop's own draws (replay), and the number under which the schedule was drawn
     steps: int = 1
     generators: int = 1
     scorers: int = 1
-    prompts: int = 1
+    prompts: int = 1  # of a batch, at least one for each Generator
     group_size: int = 1
     max_lag: int = 0
     lag_control: LagControl = "wait"
-    epochs: int = 1
+    epochs: int = 1  # an update takes so many times its seconds
     validates: bool = False
     evaluate_every: int = 1
     replay: ReplaySettings = field(default_factory=ReplaySettings)
-    proof: bool = False
-    max_replacements: int = 10
-    restart_s: float = 0.0
-    timings: tuple[Timing, ...] = ()
+    max_replacements: int = 10  # dead parts that are replaced; the next one ends the run
+    restart_s: float = 0.0  # until a new part stands there
+    timings: tuple[Timing, ...] = ()  # of every call; what is not there takes no time
     faults: tuple[Fault, ...] = ()
     unrewarded: tuple[Unrewarded, ...] = ()
+    max_failed_batches: int = 0
     dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
     num_prompts: int = 0
-    flat_share: float = 0.0
+    flat_share: float = 0.0  # share of the groups whose rewards are all equal
     checkpoint_every: int = 0
-    save_s: float = 0.0
-    write_s: float = 0.0
+    save_s: float = 0.0  # that a checkpoint holds the Learner up
+    write_s: float = 0.0  # after which it is whole
     kills: tuple[int, ...] = ()
+    """Everything dies after so many callbacks of the event loop, and goes on from the newest whole checkpoint; the
+    first number is of the run's beginning, the next one is counted from there on, and so forth."""
 
     @cached_property
     def generator_lanes(self) -> tuple[str, ...]:
-        """Names of the Generators."""
         return tuple(f"generator{index}" for index in range(self.generators))
 
     @cached_property
     def scorer_lanes(self) -> tuple[str, ...]:
-        """Names of the Scorers."""
         return tuple(f"scorer{index}" for index in range(self.scorers))
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:
-        """Names of all parts."""
         return (LEARNER, *self.generator_lanes, *self.scorer_lanes)
 
     @cached_property
@@ -168,23 +127,22 @@ class Schedule:
             self.max_lag,
             self.evaluate_every,
             lambda step: tuple(range(step * self.prompts, (step + 1) * self.prompts)),
-            VALIDATION_PROMPTS if self.validates else (),
+            (0, 1) if self.validates else (),
             self.seed,
             self.lag_control,
             self.replay,
             self.dynamic_sampling,
             self.num_prompts,
             checkpoint_every=self.checkpoint_every,
+            max_failed_batches=self.max_failed_batches,
         )
 
     def is_flat(self, item: WorkItem, prompt_id: int) -> bool:
-        """Whether all rewards of a group are equal."""
         drawn = derive_seed(self.seed, "flat", item.step, prompt_id, item.attempt)
         return drawn / 2**63 < self.flat_share
 
     @cached_property
     def never_rewarded(self) -> frozenset[tuple[Purpose, int, int, int]]:
-        """``unrewarded``, to look up."""
         return frozenset((group.purpose, group.step, group.place, group.attempt) for group in self.unrewarded)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup, WorkItem
@@ -13,23 +13,14 @@ from tests.faults.schedule import Schedule
 
 @dataclass
 class Shard:
-    """One part of a batch.
+    """One part of a batch."""
 
-    Attributes:
-        prompts: place in the batch -> prompt that stands there.
-        kept: place -> its group, once that stays.
-        failed: places whose group got no reward.
-        due: places that are to be sampled again, in order.
-        attempt: of the order that samples them.
-        taken: whether a Generator has begun that order.
-    """
-
-    prompts: dict[int, int]
-    kept: dict[int, RolloutGroup] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    due: tuple[int, ...] = ()
-    attempt: int = 0
-    taken: bool = True
+    prompts: dict[int, int]  # place in the batch -> prompt that stands there
+    kept: dict[int, RolloutGroup] = field(default_factory=dict)  # place -> its group, once that stays
+    failed: set[int] = field(default_factory=set)  # places whose group got no reward
+    due: tuple[int, ...] = ()  # places that are to be sampled again, in order
+    attempt: int = 0  # of the order that samples them
+    taken: bool = True  # a Generator has begun that order
 
     @property
     def is_settled(self) -> bool:
@@ -38,41 +29,13 @@ class Shard:
 
 
 class Shards:
-    """All shards of a run.
-
-    Args:
-        schedule: says whether groups without spread are sampled again.
-    """
+    """All shards of a run."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._attempts = schedule, schedule.dynamic_sampling.attempts
         self._shards: dict[tuple[int, int], Shard] = {}
         self._stood: dict[int, set[int]] = defaultdict(set)  # batch -> prompts that stand or stood in it
         self._by_group: dict[tuple[int, int, int], Shard] = {}  # (batch, prompt, attempt) that stays -> its shard
-        self._added: dict[tuple[int, int, int], tuple[dict[int, int], set[int]]] = {}  # what an order again has changed
-
-    def copy(self) -> Shards:
-        """Return shards that go their own way from here."""
-        other = Shards(self._schedule)
-        other._shards = {
-            key: replace(shard, prompts=dict(shard.prompts), kept=dict(shard.kept), failed=set(shard.failed))
-            for key, shard in self._shards.items()
-        }
-        other._stood = defaultdict(set, {batch: set(prompts) for batch, prompts in self._stood.items()})
-        keys = {id(shard): key for key, shard in self._shards.items()}
-        other._by_group = {name: other._shards[keys[id(shard)]] for name, shard in self._by_group.items()}
-        other._added = dict(self._added)
-        return other
-
-    def forget(self, item: WorkItem) -> None:
-        """An order was begun by somebody who is dead, and is to be begun once more."""
-        if not item.attempt:
-            del self._shards[item.step, item.shard]
-            return
-        shard = self.of(item)
-        shard.prompts, new = self._added.pop((item.step, item.shard, item.attempt))
-        self._stood[item.step] -= new
-        shard.taken = False
 
     def of(self, item: WorkItem) -> Shard:
         """The shard of an order."""
@@ -89,8 +52,6 @@ class Shards:
             if (attempt, tuple(item.places)) != (shard.attempt, shard.due) or shard.taken:
                 return f"attempt {attempt} of {tuple(item.places)} was ordered, due is {shard.attempt} of {shard.due}"
             shard.taken = True
-            new = set(item.prompt_ids) - self._stood[step]
-            self._added[step, item.shard, attempt] = dict(shard.prompts), new
             wrong = [self._wrong_prompt(item, place, prompt) for place, prompt in self._asked(item)]
             if any(wrong):
                 return "; ".join(filter(None, wrong))

@@ -1,7 +1,7 @@
 """One simulated run of the loop, described by what differs from the usual one, and everything that was seen of it.
 
 The usual run: 3 steps of 4 prompts, 2 rollouts of 8 tokens each; generate 8 s, score 1 s, update 5 s, publish 1 s,
-evaluate 2 s; loading is free.
+evaluate 2 s; transfer and load are free.
 """
 
 from __future__ import annotations
@@ -9,45 +9,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from harness.core.protocols import Generator, Scorer
-from harness.core.trace import RecordingTracer, Span
+from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import ScoredBatch
-from harness.loop import LagControl, LoopPlan, Observer, RolloutCounts, StepReport, Throttle, run_loop
-from harness.loop.plan import Stream
-from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
-from harness.simulate.clock import run_virtual
+from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, Throttle, run_loop
+from harness.simulate.clock import VirtualClockLoop, run_virtual
+from harness.simulate.parts import SimulatedGenerator, SimulatedLearner
 from tests.stand_ins.simulated_parts import (
     Cost,
-    Dies,
     Fails,
     Lengths,
-    MortalGenerator,
-    MortalScorer,
     constant,
+    equal_lengths,
     simulated_generator,
     simulated_learner,
     simulated_scorer,
 )
 
+Seconds = float | Cost
 Row = tuple[str, str, float, float, int]
 """(lane, stage, start in seconds, end in seconds, policy version)."""
 
 
 @dataclass
 class Story(Observer):
-    """An observer that remembers everything, in order."""
+    """An observer that remembers everything, in order, and when each step was complete."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
     facts: list[StepReport] = field(default_factory=list)
+    done_ns: list[int] = field(default_factory=list)
     ledger: RolloutCounts | None = None
 
     def on_version(self, lane: str, version: int) -> None:
         self.events.append(("version", lane, version))
 
     def on_step(self, facts: StepReport) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        self.done_ns.append(loop.time_ns())
         self.facts.append(facts)
         self.events.append(("step", facts.step))
 
@@ -60,74 +62,8 @@ class Story(Observer):
     def on_finished(self, ledger: RolloutCounts) -> None:
         self.ledger = ledger
 
-
-@dataclass(frozen=True)
-class Setup:
-    """What is simulated. Sequences have an item for each part; those that may be shorter are free or never die."""
-
-    steps: int = 3
-    max_lag: int = 1
-    lag_control: LagControl = "wait"
-    replay: ReplaySettings = field(default_factory=ReplaySettings)
-    evaluate_every: int = 1
-    validation_prompts: tuple[int, ...] = ()
-    batch_prompts: Callable[[int], tuple[int, ...]] = lambda step: (0, 1, 2, 3)
-    generate: Sequence[float | Cost] = (8.0,)
-    load: Sequence[float | Cost] = ()
-    score: Sequence[float] = (1.0,)
-    update: float = 5.0
-    publish: float = 1.0
-    lengths: Lengths = lambda item, prompt_id: (8,) * item.group_size
-    fails: Fails = lambda item, prompt_id: False
-    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
-    num_prompts: int = 0
-    overlapped_publish: bool = False
-    stream: Stream | None = None
-    max_failed_batches: int = 0
-    is_flat: Fails = lambda item, prompt_id: True
-    generator_dies: Sequence[Dies] = ()
-    scorer_dies: Sequence[Dies] = ()
-    throttle: Throttle | None = None
-
-    @property
-    def plan(self) -> LoopPlan:
-        return LoopPlan(
-            self.steps,
-            2,
-            self.max_lag,
-            self.evaluate_every,
-            self.batch_prompts,
-            self.validation_prompts,
-            lag_control=self.lag_control,
-            replay=self.replay,
-            dynamic_sampling=self.dynamic_sampling,
-            num_prompts=self.num_prompts,
-            overlapped_publish=self.overlapped_publish,
-            stream=self.stream,
-            max_failed_batches=self.max_failed_batches,
-        )
-
-    def generator(self, index: int, tracer: RecordingTracer) -> Generator:
-        lane = "generator" if len(self.generate) == 1 else f"generator{index}"
-        generate, load = (_cost(seconds, index) for seconds in (self.generate, self.load))
-
-        def make() -> Generator:
-            return simulated_generator(tracer, generate, constant(2.0), load_cost=load, lane=lane, lengths=self.lengths)
-
-        return MortalGenerator(make, self.generator_dies[index]) if index < len(self.generator_dies) else make()
-
-    def scorer(self, index: int, tracer: RecordingTracer) -> Scorer:
-        lane = "scorer" if len(self.score) == 1 else f"scorer{index}"
-
-        def make() -> Scorer:
-            return simulated_scorer(tracer, constant(self.score[index]), lane, fails=self.fails, is_flat=self.is_flat)
-
-        return MortalScorer(make, self.scorer_dies[index]) if index < len(self.scorer_dies) else make()
-
-
-def _cost(seconds: Sequence[float | Cost], index: int) -> Cost:
-    mine = seconds[index] if index < len(seconds) else 0.0
-    return constant(mine) if isinstance(mine, float | int) else mine
+    def on_broken_off(self, ledger: RolloutCounts) -> None:
+        self.events.append(("broken off", ledger.generated, ledger.failed))
 
 
 @dataclass(frozen=True)
@@ -146,10 +82,18 @@ class Seen:
             key=lambda row: (row[2], row[3], row[0]),
         )
 
+    def of(self, stage: str, lane: str = "") -> list[tuple[float, float, int]]:
+        """(start, end, version) of the work in a stage, on one lane or on all."""
+        return [row[2:] for row in self.work if row[1] == stage and lane in ("", row[0])]
+
     def waits(self, lane: str) -> list[tuple[str, float, float]]:
         """(wait, start, end) of a lane, those of no length left out."""
         rows = [_row(s) for s in self.spans if s.lane == lane and s.stage.is_wait and s.end_ns > s.start_ns]
         return [(stage, start, end) for _, stage, start, end, _ in rows]
+
+    def ends(self, stage: Stage) -> list[int]:
+        """When the spans of a stage ended, in nanoseconds."""
+        return [span.end_ns for span in self.spans if span.stage is stage]
 
     @property
     def ledger(self) -> RolloutCounts:
@@ -161,45 +105,83 @@ class Seen:
         """Batch numbers of the groups that each step trained on."""
         return [[group.step for group in facts.groups] for facts in self.story.facts]
 
+    def told(self, *of: str) -> list[tuple[object, ...]]:
+        """(what, number) of the Learner's versions, the steps and the evaluations, or of some of them, in order."""
+        events = [(what, more[-1] if what == "version" else more[0], *more[:1]) for what, *more in self.story.events]
+        return [event[:2] for event in events if event[0] in of and (event[0] != "version" or event[2] == "learner")]
+
 
 def _row(span: Span) -> Row:
     return span.lane, span.stage.value, span.start_ns / 1e9, span.end_ns / 1e9, span.version
 
 
-def simulate_run(story: Story | None = None, **settings: object) -> Seen:
+def simulate_run(
+    story: Story | None = None,
+    *,
+    generate: Sequence[Seconds] = (8.0,),
+    transfer: Seconds = 0.0,
+    load: Sequence[Seconds] = (),
+    score: Sequence[Seconds] = (1.0,),
+    update: Seconds = 5.0,
+    publish: Seconds = 1.0,
+    epochs: int = 1,
+    lengths: Lengths = equal_lengths(8),  # noqa: B008 (a pure function)
+    fails: Fails = lambda item, prompt_id: False,
+    is_flat: Fails = lambda item, prompt_id: True,
+    throttle: Throttle | None = None,
+    learner_of: type[SimulatedLearner] = SimulatedLearner,
+    generator_of: type[SimulatedGenerator] = SimulatedGenerator,
+    **plan: Any,
+) -> Seen:
     """Run the loop on simulated stages.
 
     Args:
         story: the observer, if it is wanted even where the run stops.
-        settings: fields of ``Setup``.
+        generate, load, score: an item for each part; Generators for which ``load`` has none load for free.
+        plan: fields of ``LoopPlan`` that are not as usual.
     """
-    setup, story = Setup(**settings), story or Story()  # type: ignore[arg-type]
+    usual = {"steps": 3, "group_size": 2, "max_lag": 1, "evaluate_every": 1, "validation_prompts": ()}
+    story, asked = story or Story(), LoopPlan(**(usual | {"batch_prompts": lambda step: (0, 1, 2, 3)} | plan))
+    loads = [*load, *[0.0] * len(generate)]
 
     async def main(tracer: RecordingTracer) -> float:
-        await run_loop(
-            [setup.generator(index, tracer) for index in range(len(setup.generate))],
-            [setup.scorer(index, tracer) for index in range(len(setup.score))],
-            simulated_learner(
-                tracer,
-                constant(setup.update),
-                constant(setup.publish),
-                overlapped=setup.overlapped_publish,
-                groups=len(setup.batch_prompts(0)),
-            ),
-            setup.plan,
+        generators = [
+            simulated_generator(
+                tracer, _cost(seconds), constant(2.0), _cost(transfer), _cost(loads[index]), lane, lengths, generator_of
+            )
+            for index, (lane, seconds) in enumerate(_lanes("generator", generate))
+        ]
+        scorers = [
+            simulated_scorer(tracer, _cost(seconds), lane, fails=fails, is_flat=is_flat)
+            for lane, seconds in _lanes("scorer", score)
+        ]
+        learner = simulated_learner(
             tracer,
-            story,
-            setup.throttle,
+            _cost(update),
+            _cost(publish),
+            epochs,
+            of=learner_of,
+            overlapped=asked.overlapped_publish,
+            groups=len(asked.batch_prompts(0)),
         )
+        await run_loop(generators, scorers, learner, asked, tracer, story, throttle)
         return asyncio.get_running_loop().time()
 
     seconds, tracer = run_virtual(main)
     return Seen(seconds, tracer.drain(), story)
 
 
+def _lanes(part: str, costs: Sequence[Seconds]) -> list[tuple[str, Seconds]]:
+    return [(part if len(costs) == 1 else f"{part}{index}", seconds) for index, seconds in enumerate(costs)]
+
+
+def _cost(seconds: Seconds) -> Cost:
+    return constant(seconds) if isinstance(seconds, float | int) else seconds
+
+
 @pytest.fixture
 def simulate() -> Callable[..., Seen]:
-    """``simulate(**settings)`` runs the loop once; see ``Setup`` for the settings."""
+    """``simulate(**settings)`` runs the loop once; see ``simulate_run`` for the settings."""
     return simulate_run
 
 

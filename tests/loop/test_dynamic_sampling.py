@@ -12,7 +12,7 @@ from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import Count, LoopPlan, RolloutCounts
 from harness.loop.dynamic_sampling import DynamicSampler
-from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
+from harness.settings.replay import DynamicSamplingSettings
 from tests.stand_ins.simulated_parts import varying_lengths
 
 TWICE = DynamicSamplingSettings(attempts=2)
@@ -96,20 +96,6 @@ def test_a_place_is_sampled_up_to_the_bound_and_then_kept(simulate):
     assert seen.seconds == 67  # 1 + 2 * (3 * (8 + 1) + 5 + 1)
 
 
-def test_a_group_sampled_again_without_a_reward_is_failed_and_leaves_its_batch(simulate):
-    seen = simulate(
-        steps=1,
-        max_lag=0,
-        dynamic_sampling=TWICE,
-        num_prompts=40,
-        is_flat=once_flat(0, 3),
-        fails=lambda item, prompt: item.attempt > 0,
-    )
-    assert [group.prompt_id for group in seen.story.facts[0].fresh] == [1, 2]
-    assert [part.failed_groups for part in seen.story.facts[0].scored] == [2]
-    assert (seen.ledger.failed, seen.ledger.discarded, seen.ledger.trained) == (Count(4, 32),) * 2 + (Count(4, 32),)
-
-
 def test_the_data_of_a_discarded_group_is_given_up_at_once():
     class Data:
         pass
@@ -131,12 +117,6 @@ def test_the_oldest_batch_is_sampled_again_first():
     first, second, third = list(plan.train_orders(1))[:3]
     sampler = DynamicSampler(plan, RolloutCounts(), orders=[second, first, third])
     assert [sampler.next_order().step for _ in range(3)] == [0, 1, 2]
-
-
-def test_without_dynamic_sampling_flat_groups_are_taken_as_they_are(simulate):
-    seen = simulate(steps=2, max_lag=0)
-    assert told(seen) == [[(0, 0)] * 4, [(0, 1)] * 4]
-    assert [part.discarded for facts in seen.story.facts for part in facts.scored] == [None, None]
 
 
 # ---- what
@@ -211,81 +191,3 @@ def test_where_no_other_prompt_is_left_the_same_one_is_asked_again():
     assert second.prompt_ids == first.prompt_ids[1:2]
     same = plan_of((0, 1, 2, 3), 3, 0).order_again(item, {1: 1, 3: 3})
     assert (same.prompt_ids, same.places, same.first) == ((1, 3), (1, 3), 1)
-
-
-# ---- lag
-
-
-@pytest.mark.parametrize("lag_control", ["wait", "in_flight"])
-@pytest.mark.parametrize("max_lag", [1, 2])
-@pytest.mark.parametrize("generators", [1, 2])
-def test_neighbours_grow_no_older_while_a_place_is_sampled_again(simulate, lag_control, max_lag, generators):
-    seen = simulate(
-        steps=8,
-        max_lag=max_lag,
-        lag_control=lag_control,
-        generate=[3.0, 7.0][:generators],
-        load=[0.5] * generators,
-        dynamic_sampling=TWICE,
-        num_prompts=40,
-        is_flat=mostly_flat,
-    )
-    lags = [facts.step - group.min_version for facts in seen.story.facts for group in facts.fresh]
-    assert (min(lags), max(lags)) == (0, max_lag)
-    assert [len(facts.fresh) for facts in seen.story.facts] == [4] * 8
-    mixed = [facts for facts in seen.story.facts if len({group.min_version for group in facts.fresh}) > 1]
-    assert mixed  # batches of several versions: what was sampled again is newer
-
-
-def test_under_drop_a_shard_that_has_become_too_old_meanwhile_is_dropped_whole(simulate):
-    # generator0's shards are flat at their first place, and generator1's never: the Learner goes on with those.
-    seen = simulate(
-        steps=6,
-        max_lag=1,
-        lag_control="drop",
-        generate=[20.0, 2.0],
-        score=[0.5],
-        update=1.0,
-        dynamic_sampling=TWICE,
-        num_prompts=40,
-        is_flat=once_flat(0),
-    )
-    for facts in seen.story.facts:
-        assert all(facts.step - group.min_version <= 1 for group in facts.fresh)
-    ledger = seen.ledger
-    assert ledger.dropped.rollouts % 4 == 0  # whole shards of 2 groups
-    assert ledger.dropped.rollouts > 0
-    columns = ledger.failed + ledger.discarded + ledger.dropped + ledger.trained + ledger.unused
-    assert ledger.generated == columns
-
-
-def test_replay_takes_what_was_sampled_again_with_its_own_age(simulate):
-    replay_options = ReplaySettings(capacity=8, max_age=2, sampling="uniform", sample_groups=8)
-    seen = simulate(
-        steps=3, max_lag=0, replay=replay_options, dynamic_sampling=TWICE, num_prompts=40, is_flat=once_flat(1, 2)
-    )
-    assert [len(facts.taken) for facts in seen.story.facts] == [4, 8, 8]
-    assert [Counter(item.age for item in facts.taken) for facts in seen.story.facts] == [
-        {0: 4},
-        {0: 4, 1: 4},
-        {0: 4, 1: 4},
-    ]
-    assert all(item.group.has_spread for facts in seen.story.facts for item in facts.taken)
-    assert (seen.ledger.trained, seen.ledger.discarded) == (Count(24, 192), Count(12, 96))
-
-
-def test_a_generator_that_dies_while_it_samples_again_repeats_it(simulate):
-    seen = simulate(
-        steps=1,
-        max_lag=0,
-        dynamic_sampling=TWICE,
-        num_prompts=40,
-        is_flat=once_flat(2),
-        generator_dies=[lambda call: 3.0 if call == 3 else None],  # load, generate, generate again
-    )
-    assert seen.seconds == 28  # 25, and the 3 s that were lost
-    assert (seen.ledger.generated, seen.ledger.discarded, seen.ledger.trained) == (
-        Count(10, 80),
-        Count(2, 16),
-        Count(8, 64),
-    )

@@ -1,24 +1,22 @@
-"""Drawn fault schedules against the real loop, and four bugs that the same search has to find.
+"""Drawn fault schedules against the real loop, and planted bugs that the checker has to find.
 
 ``make faults`` runs ten thousand of them: SCHEDULES says how many.
 """
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, event, find, given, settings
+from hypothesis import HealthCheck, find, given, settings
 
 from harness.loop import Condition
 from harness.loop.batching import InOrder
 from harness.loop.loop import new_assembler
 from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
-from tests.faults.expected_outcome import FINISHED, STALLED, UNNOTICED
+from tests.faults.expected_outcome import FINISHED, STALLED
 from tests.faults.running import Wiring, run_schedule
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule, Timing
 from tests.faults.strategies import FATAL, SURVIVED, killed_schedules, schedules
@@ -48,17 +46,26 @@ HAPPENING = (
     }
     | {"a reward never comes", "an evaluation's reward never comes"}
 )
+NO_REWARDS, TOO_MANY_DEATHS = "stopped: no reward for a whole batch", "stopped: too many deaths"
 ENDS = {
     FINISHED,
-    UNNOTICED,
     STALLED,
-    "stopped: no reward for a whole batch",
+    NO_REWARDS,
+    TOO_MANY_DEATHS,
     "stopped: the Learner died",
     "stopped: a part failed",
-    "stopped: the proof found lost weights",
-    "stopped: too many deaths",
     "stopped: a part answered something else",
 }
+
+
+def outcome_of(schedule):
+    outcome = run_schedule(schedule)
+    assert outcome.broken is None, "\n".join(map(str, (outcome.broken, *outcome.events[-25:])))
+    return outcome
+
+
+def show(*counts: Counter[str]) -> None:
+    print(*(f"{count:>9,}  {name}" for each in counts for name, count in sorted(each.items())), sep="\n")
 
 
 def test_no_fault_schedule_breaks_an_invariant() -> None:
@@ -67,11 +74,9 @@ def test_no_fault_schedule_breaks_an_invariant() -> None:
     @UNHURRIED
     @given(schedules())
     def check(schedule):
-        outcome = run_schedule(schedule)
-        assert outcome.broken is None, "\n".join(map(str, (outcome.broken, *outcome.events[-25:])))
+        outcome = outcome_of(schedule)
         nanosecond = 1e-9  # spans are told in whole ones
         assert all(before.time_s <= after.time_s + nanosecond for before, after in pairwise(outcome.events))
-        event(outcome.end)
         ends[outcome.end] += 1
         happened.update(outcome.happened)
 
@@ -83,7 +88,7 @@ def test_no_fault_schedule_breaks_an_invariant() -> None:
     if SCHEDULES >= MANY:
         assert set(happened) == HAPPENING
         assert set(ends) == ENDS
-    print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + happened).items())), sep="\n")
+    show(ends, happened)
 
 
 def test_whoever_is_killed_goes_on_and_nothing_is_lost_or_trained_on_twice() -> None:
@@ -93,8 +98,7 @@ def test_whoever_is_killed_goes_on_and_nothing_is_lost_or_trained_on_twice() -> 
     @settings(UNHURRIED, max_examples=KILLED_SCHEDULES)
     @given(killed_schedules())
     def check(schedule):
-        outcome = run_schedule(schedule)
-        assert outcome.broken is None, "\n".join(map(str, (outcome.broken, *outcome.events[-25:])))
+        outcome = outcome_of(schedule)
         assert all(version % schedule.checkpoint_every == 0 for version in outcome.resumed)
         assert list(outcome.resumed) == sorted(outcome.resumed)
         ends[outcome.end] += 1
@@ -102,47 +106,16 @@ def test_whoever_is_killed_goes_on_and_nothing_is_lost_or_trained_on_twice() -> 
         went_on["from the last step"] += schedule.steps in outcome.resumed
 
     check()
-    assert set(ends) <= {FINISHED, "stopped: no reward for a whole batch", "stopped: too many deaths"}
+    assert set(ends) <= {FINISHED, NO_REWARDS, TOO_MANY_DEATHS}
     assert ends[FINISHED] > ends.total() / 2
     assert went_on["from a checkpoint"] > 0
-    print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + went_on).items())), sep="\n")
+    show(ends, went_on)
 
 
 @settings(UNHURRIED, max_examples=20)
 @given(schedules())
 def test_a_run_repeats_event_by_event(schedule):
     assert run_schedule(schedule) == run_schedule(schedule)
-
-
-EVENTS_OF = """
-from harness.settings.replay import ReplaySettings
-from tests.faults.running import run_schedule
-from tests.faults.schedule import Fault, FaultKind, Schedule, Timing
-replay = ReplaySettings(capacity=16, max_age=6, sampling="uniform", sample_groups=5)
-faults = (
-    Fault(FaultKind.KILLED, "generator1", "generate", 3, 1.5),
-    Fault(FaultKind.SLOW, "scorer0", "score", 2, 10.0),
-)
-timings = (Timing("generator2", "generate", (1.7, 3.2)), Timing("scorer0", "score", (2.0,)))
-schedule = Schedule(7, 8, 4, 3, 8, 3, 3, "in_flight", 4, True, 3, replay, True, faults=faults, timings=timings)
-print(*run_schedule(schedule).events, sep="\\n")
-"""
-
-
-@pytest.mark.slow
-def test_fresh_processes_give_identical_events() -> None:
-    """Whatever the order of sets and the addresses of objects in a process are."""
-    written = [
-        subprocess.run(
-            [sys.executable, "-c", EVENTS_OF],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1")
-    ]
-    assert written[0].count(b"\n") > 100
-    assert written[1] == written[0]
 
 
 # ---- planted bugs
@@ -199,14 +172,10 @@ class DozesOff(Condition):
 @pytest.mark.parametrize(
     ("wiring", "invariant"),
     [
-        pytest.param(Wiring(plan=one_version_too_many), "lag at first use", id="an off-by-one in the lag bound"),
-        pytest.param(Wiring(plan=one_attempt_too_few), "sampled again", id="an attempt of dynamic sampling too few"),
-        pytest.param(
-            Wiring(assembler=delivers_twice),
-            "uses",
-            id="a double delivery",
-        ),
-        pytest.param(Wiring(new_condition=DozesOff), "no deadlock", id="a lost wake-up"),
+        (Wiring(plan=one_version_too_many), "lag at first use"),
+        (Wiring(plan=one_attempt_too_few), "sampled again"),
+        (Wiring(assembler=delivers_twice), "uses"),
+        (Wiring(new_condition=DozesOff), "no deadlock"),
     ],
 )
 def test_a_planted_bug_is_found_and_shrunk(wiring, invariant):
@@ -217,10 +186,7 @@ def test_a_planted_bug_is_found_and_shrunk(wiring, invariant):
     smallest = find(schedules(), breaks, settings=settings(UNHURRIED, max_examples=1000))
     assert smallest.faults == ()  # the bug needs none
     assert smallest.steps <= 3
-    outcome = run_schedule(smallest, wiring)
-    assert len(outcome.events) < 150
-    if invariant == "lag at first use":
-        assert f"age {smallest.max_lag + 1}, at most {smallest.max_lag}" in str(outcome.broken)
+    assert len(run_schedule(smallest, wiring).events) < 150
 
 
 def cursor_ahead_of_training(state):
@@ -230,8 +196,6 @@ def cursor_ahead_of_training(state):
 
 def order_of_the_buffer_lost(state):
     """The replay buffer comes back as a set would."""
-    if state.replay is None:
-        return state
     entries = sorted(state.replay.entries, key=lambda entry: (entry.uses, entry.group.prompt_id))
     return replace(state, replay=replace(state.replay, entries=tuple(entries)))
 
@@ -241,59 +205,28 @@ def order_under_way_forgotten(state):
     return replace(state, pending=state.pending[1:])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("planted", "invariants"),
+    ("planted", "plan", "invariant"),
     [
-        (cursor_ahead_of_training, {"no deadlock", "none lost", "in flight"}),
-        (order_of_the_buffer_lost, {"draws"}),
-        (order_under_way_forgotten, {"no deadlock", "none lost"}),
+        (cursor_ahead_of_training, {"max_lag": 1}, "no deadlock"),
+        (cursor_ahead_of_training, {"max_lag": 1, "lag_control": "drop"}, "in flight"),
+        (order_under_way_forgotten, {"max_lag": 1}, "no deadlock"),
+        (order_under_way_forgotten, {"max_lag": 1, "lag_control": "drop"}, "none lost"),
+        (
+            order_of_the_buffer_lost,
+            {"replay": ReplaySettings(capacity=6, max_age=4, sampling="uniform", sample_groups=3)},
+            "draws",
+        ),
     ],
 )
-def test_a_bug_in_what_is_saved_is_found_and_shrunk(planted, invariants):
-    wiring = Wiring(saved=planted)
-
-    def breaks(schedule) -> bool:
-        broken = run_schedule(schedule, wiring).broken
-        return broken is not None and broken.invariant in invariants
-
-    smallest = find(killed_schedules(fatal=()), breaks, settings=settings(UNHURRIED, max_examples=300))
-    assert smallest.faults == ()
-    assert len(smallest.kills) == 1
-    assert smallest.steps <= 3
-    assert run_schedule(smallest).broken is None
-
-
-def learner_dies_in_its_third_update(**settings):
-    """Three Generators of 8, 9 and 10 s; the Learner makes a checkpoint after each step of 5 s."""
+def test_what_is_not_saved_is_found_whether_or_not_somebody_waits_for_it(planted, plan, invariant):
+    """Generators of 8, 9 and 10 s; the Learner makes a checkpoint after each step of 5 s, and dies in its third."""
     seconds = [Timing(f"generator{number}", "generate", (8.0 + number,)) for number in range(3)]
     timings = (*seconds, Timing(LEARNER, "update", (4.0,)), Timing(LEARNER, "publish", (1.0,)))
-    usual = {"steps": 5, "generators": 3, "prompts": 3, "group_size": 2, "timings": timings, "checkpoint_every": 1}
-    usual["faults"] = (Fault(FaultKind.KILLED, LEARNER, "update", 3),)
-    return Schedule(0, **(usual | settings))
-
-
-@pytest.mark.parametrize(
-    ("planted", "lag_control", "invariant"),
-    [
-        (cursor_ahead_of_training, "wait", "no deadlock"),
-        (cursor_ahead_of_training, "drop", "in flight"),
-        (order_under_way_forgotten, "wait", "no deadlock"),
-        (order_under_way_forgotten, "drop", "none lost"),
-    ],
-)
-def test_an_order_lost_is_found_whether_or_not_somebody_waits_for_it(planted, lag_control, invariant):
-    schedule = learner_dies_in_its_third_update(max_lag=1, lag_control=lag_control)
+    dies = (Fault(FaultKind.KILLED, LEARNER, "update", 3),)
+    size = {"steps": 5, "generators": 3, "prompts": 3, "group_size": 2}
+    schedule = Schedule(0, **size, timings=timings, checkpoint_every=1, faults=dies, **plan)
     right, wrong = run_schedule(schedule), run_schedule(schedule, Wiring(saved=planted))
     assert (right.broken, right.end, right.resumed) == (None, FINISHED, (2,))
     assert wrong.broken is not None
     assert wrong.broken.invariant == invariant
-
-
-def test_an_order_of_the_buffer_lost_is_found():
-    replay = ReplaySettings(capacity=6, max_age=4, sampling="uniform", sample_groups=3)
-    schedule = learner_dies_in_its_third_update(replay=replay)
-    assert run_schedule(schedule).broken is None
-    broken = run_schedule(schedule, Wiring(saved=order_of_the_buffer_lost)).broken
-    assert broken is not None
-    assert broken.invariant == "draws"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import random
-import sys
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
@@ -79,59 +78,18 @@ def test_age_counts_from_the_oldest_token_and_not_from_the_entry():
     assert held(buffer, 4) == [2]  # 4 - 1 = 3 is above 2, whatever entered first
 
 
-def test_ageing_comes_before_the_room_is_counted():
-    buffer = keeping(capacity=2, max_age=1)
-    buffer.add([group(1, version=5), group(2, version=4)], version=5)
-    buffer.add(groups(3, version=6), version=6)  # 2 is too old (6 - 4), which leaves room for 1
-    assert held(buffer, 6) == [1, 3]
-    assert buffer.stats == ReplayStats(added=3, taken=2, distinct_taken=2, evicted_age=1, evicted_unused=1)
-
-
-def test_a_group_too_old_on_arrival_is_counted_and_never_held():
-    buffer = keeping(capacity=4, max_age=1)
-    buffer.add([group(1, version=0), group(2, version=2)], version=2)
-    assert len(buffer) == 1
-    assert buffer.stats == ReplayStats(added=2, evicted_age=1, evicted_unused=1)
-
-
-def test_a_draw_says_how_often_a_group_was_drawn_and_how_old_it_is():
-    first, second = groups(1), groups(2)
-    buffer = ReplayBuffer(ReplaySettings(capacity=4, max_age=9, sample_groups=4), seed=0)
-    buffer.add(first, version=0)
-    assert buffer.sample(0) == (ReplayDraw(first[0], uses=1, age=0),)
-    buffer.add(second, version=1)
-    assert buffer.sample(1) == (ReplayDraw(first[0], uses=2, age=1), ReplayDraw(second[0], uses=1, age=1))
-    assert buffer.stats == ReplayStats(added=2, taken=3, distinct_taken=2)
-
-
-def test_an_empty_batch_still_lets_the_others_age():
-    buffer = keeping(capacity=2, max_age=0)
-    buffer.add(groups(1), version=0)
-    buffer.add([], version=1)
-    assert len(buffer) == 0
-    assert buffer.sample(1) == ()
-
-
-def test_statistics_are_snapshots():
-    buffer = keeping(capacity=2)
-    before = buffer.stats
-    buffer.add(groups(1), version=0)
-    assert (before.added, buffer.stats.added) == (0, 1)
-
-
 # ---- what must not enter
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (replace(group(7), rewards=None), "prompt 7, step 0, has no rewards"),
-        (replace(group(7), lengths=(), rewards=()), "has 0 rewards for 0 rollouts"),
-        (replace(group(7), rewards=(1.0,)), "has 1 rewards for 2 rollouts"),
-        (replace(group(7), rewards=(1.0, math.nan)), r"has the rewards \(1.0, nan\)"),
-        (replace(group(7), rewards=(1.0, math.inf)), r"has the rewards \(1.0, inf\)"),
-        (replace(group(7), max_version=3), "is of policy version 3, newer than the Learner's 2"),
-        (group(7, version=3), "is of policy version 3, newer than the Learner's 2"),
+        (replace(group(7), rewards=None), "prompt 7, step 0, .* no rewards"),
+        (replace(group(7), lengths=(), rewards=()), "0 rewards for 0 rollouts"),
+        (replace(group(7), rewards=(1.0,)), "1 rewards for 2 rollouts"),
+        (replace(group(7), rewards=(1.0, math.nan)), r"\(1.0, nan\)"),
+        (replace(group(7), rewards=(1.0, math.inf)), r"\(1.0, inf\)"),
+        (replace(group(7), max_version=3), "version 3, .* 2"),
     ],
 )
 def test_a_group_that_is_not_whole_is_refused_with_its_batch(bad, message):
@@ -146,7 +104,7 @@ def test_a_group_that_is_not_whole_is_refused_with_its_batch(bad, message):
 
 def test_a_group_enters_once():
     buffer, one, payload = keeping(capacity=4), group(1), object()
-    with pytest.raises(ValueError, match=r"prompt 1, step 0, is in the replay buffer already, or twice in its batch"):
+    with pytest.raises(ValueError, match=r"prompt 1, step 0, .* twice"):
         buffer.add([one, one], version=0)
     with_data = group(2, data=payload)
     buffer.add([one, with_data], version=0)
@@ -162,7 +120,7 @@ def test_versions_never_go_back():
     buffer = keeping(capacity=2)
     buffer.sample(3)
     for call in (buffer.sample, lambda version: buffer.add([], version)):
-        with pytest.raises(ValueError, match="policy version 2 after 3: the replay buffer only moves forward"):
+        with pytest.raises(ValueError, match="version 2 after 3"):
             call(2)
 
 
@@ -192,33 +150,7 @@ def test_the_data_of_an_evicted_group_is_freed_at_once(cause):
         gc.enable()
 
 
-def test_the_buffer_refers_to_a_group_once_and_to_an_evicted_one_not_at_all():
-    buffer, one = ReplayBuffer(ReplaySettings(capacity=1, max_age=9, sample_groups=1), seed=0), group(1)
-    alone = sys.getrefcount(one)
-    buffer.add([one], version=0)
-    buffer.sample(0)
-    assert sys.getrefcount(one) == alone + 1
-    buffer.add(groups(2), version=0)
-    assert sys.getrefcount(one) == alone
-
-
 # ---- sampling rules
-
-
-def test_newest_takes_the_last_batch_first_and_a_batch_from_its_front():
-    for sample_groups, expected in [
-        (1, [5]),
-        (2, [5, 6]),
-        (3, [3, 5, 6]),
-        (5, [1, 3, 4, 5, 6]),
-        (6, [1, 2, 3, 4, 5, 6]),
-    ]:
-        buffer = ReplayBuffer(
-            ReplaySettings(capacity=6, max_age=9, sampling="newest", sample_groups=sample_groups), seed=0
-        )
-        for batch in [(1, 2), (3, 4), (5, 6)]:
-            buffer.add(groups(*batch), version=0)
-        assert names(buffer.sample(0)) == expected  # chosen from the newest, returned from the oldest
 
 
 def test_reward_weights_by_hand():
@@ -261,15 +193,12 @@ def subset_probabilities(weights: tuple[Fraction, ...], size: int) -> dict[tuple
 
 
 def test_the_enumeration_of_draws_agrees_with_hand_arithmetic():
-    assert set(subset_probabilities(WEIGHTS["uniform"], 2).values()) == {Fraction(1, 6)}  # 6 pairs of 4
     pairs = subset_probabilities((Fraction(1), Fraction(2), Fraction(3)), 2)
     # the pair without 3: 1 then 2: 1/6 * 2/5; 2 then 1: 2/6 * 1/4; together 1/15 + 1/12 = 9/60
-    assert pairs[0, 1] == Fraction(9, 60)
-    assert sum(pairs.values()) == 1
+    assert (pairs[0, 1], sum(pairs.values())) == (Fraction(9, 60), 1)
 
 
-@pytest.mark.parametrize("over", ["seeds", "versions"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("over", "size"), [("seeds", 2), ("versions", 1), ("versions", 2), ("versions", 3)])
 @pytest.mark.parametrize("sampling", ["uniform", "reward_weighted"])
 def test_every_set_of_groups_is_drawn_as_often_as_its_exact_probability_says(sampling, size, over):
     draws = 4000
@@ -288,10 +217,6 @@ def test_every_set_of_groups_is_drawn_as_often_as_its_exact_probability_says(sam
     for subset, probability in exact.items():  # seeds are fixed; the bound is four standard deviations of a binomial
         bound = 4 * math.sqrt(draws * probability * (1 - probability))
         assert abs(counts[subset] - draws * probability) < bound, subset
-    for index in range(4):
-        inclusion = sum(probability for subset, probability in exact.items() if index in subset)
-        drawn = sum(count for subset, count in counts.items() if index in subset)
-        assert abs(drawn - draws * inclusion) <= 4 * math.sqrt(draws * inclusion * (1 - inclusion)), index
 
 
 def test_a_group_weighs_as_much_as_its_rewards_lie_apart():
@@ -309,17 +234,6 @@ def test_groups_of_equal_rewards_are_drawn_where_nothing_else_is_left():
     buffer.add([replace(group(name), rewards=own, lengths=(1,) * 8) for name, own in enumerate(rewards)], version=0)
     assert {tuple(names(buffer.sample(version))) for version in range(200)} == {(1, 2, 3, 4)}
     assert len(buffer.sample(200)) == 4
-
-
-def test_a_constant_added_to_every_reward_changes_no_draw():
-    def draws(bonus: float) -> list[list[int]]:
-        buffer = ReplayBuffer(
-            ReplaySettings(capacity=4, max_age=200, sampling="reward_weighted", sample_groups=2), seed=3
-        )
-        buffer.add([group(name, reward=reward + bonus) for name, reward in enumerate(REWARDS)], version=0)
-        return [names(buffer.sample(version)) for version in range(200)]
-
-    assert draws(0.0) == draws(64.0) == draws(-8.0)  # quarters: exact in floating point
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "reward_weighted", "signal_weighted"])
@@ -347,7 +261,7 @@ def test_a_draw_depends_on_seed_version_and_contents_and_not_on_history(sampling
 
 @dataclass
 class Record:
-    """One group's life in the model; ``fate`` is where it is now."""
+    """One group's life in the model."""
 
     group: RolloutGroup
     batch: int
@@ -428,7 +342,7 @@ def all_options(sampling: str) -> list[ReplaySettings]:
 
 
 def play(history: tuple[str, ...], options: ReplaySettings) -> None:
-    """Run a history on buffer and model side by side and compare them at its end."""
+    """Run a history on buffer and model side by side and compare them all along."""
     buffer, model, version, name = ReplayBuffer(options, seed=0), Model(options), 2, 0
     for operation in history:
         match operation:
@@ -442,11 +356,11 @@ def play(history: tuple[str, ...], options: ReplaySettings) -> None:
                 name += len(batch)
                 buffer.add(batch, version)
                 model.add(batch, version)
-    model.check(buffer)
+        model.check(buffer)
 
 
-@pytest.mark.parametrize("sampling", ["newest", "uniform", "reward_weighted", "signal_weighted"])
-@pytest.mark.parametrize("length", [1, 2, 3, *(pytest.param(length, marks=pytest.mark.slow) for length in (4, 5))])
+@pytest.mark.parametrize("sampling", ["newest", "uniform"])  # which is drawn changes nothing of what is held
+@pytest.mark.parametrize("length", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_short_history_matches_the_model(sampling, length):
     for options in all_options(sampling):
         for history in product(("one", "two", "late", "sample", "step"), repeat=length):
@@ -492,27 +406,4 @@ class ReplayHistories(RuleBasedStateMachine):
 
 
 TestReplayHistories = ReplayHistories.TestCase
-TestReplayHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_no_group_is_drawn_twice_at_once_or_too_old_in_a_long_run(seed):
-    rng = random.Random(seed)
-    capacity, max_age = rng.randint(1, 40), rng.randint(0, 6)
-    sampling = ("newest", "uniform", "reward_weighted")[seed % 3]
-    options = ReplaySettings(
-        capacity=capacity, max_age=max_age, sampling=sampling, sample_groups=rng.randint(1, capacity)
-    )
-    buffer, uses, name = ReplayBuffer(options, seed), Counter(), 0
-    for version in range(200):
-        batch = [
-            group(name + at, max(0, version - rng.randint(0, 3)), rng.random()) for at in range(rng.randint(0, 10))
-        ]
-        name += len(batch)
-        buffer.add(batch, version)
-        taken = buffer.sample(version)
-        uses.update(names(taken))
-        assert len(set(names(taken))) == len(taken) <= options.sample_groups
-        assert all(0 <= item.age <= max_age and item.uses == uses[item.group.prompt_id] for item in taken)
-        assert len(buffer) == buffer.stats.added - buffer.stats.evicted <= capacity
-    assert (sum(uses.values()), len(uses)) == (buffer.stats.taken, buffer.stats.distinct_taken)
+TestReplayHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,29 +1,14 @@
 """A Learner that takes in the shards of a batch one by one: what it does when, and that nothing else changes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
 
 import pytest
 
 from harness.core.errors import RunStopped
-from harness.core.trace import Stage
-from harness.loop import LagControl
-from harness.loop.plan import Stream
 from harness.settings.replay import DynamicSamplingSettings
-from tests.loop.conftest import Seen, Story
 
 
-def updates(seen: Seen) -> list[tuple[float, float, int]]:
-    return [(start, end, version) for lane, stage, start, end, version in seen.work if stage == Stage.UPDATE]
-
-
-def batch_waits(seen: Seen) -> list[tuple[float, float]]:
-    return [(start, end) for stage, start, end in seen.waits("learner") if stage == Stage.WAIT_FOR_BATCH]
-
-
-def test_what_is_hidden_is_the_update_of_all_parts_but_the_last(simulate: Callable[..., Seen]) -> None:
+def test_what_is_hidden_is_the_update_of_all_parts_but_the_last(simulate):
     """Two of the four prompts each: sampled in 4 and 8 s, scored in 1; an update of 4 takes 2 for each half.
 
     Published at 1. The first half is there at 6, trained on until 8; the other is there at 10, and the step ends at 12
@@ -32,23 +17,18 @@ def test_what_is_hidden_is_the_update_of_all_parts_but_the_last(simulate: Callab
     settings = {"steps": 2, "max_lag": 0, "generate": (4.0, 8.0), "update": 4.0}
     for stream in ("in_order", "as_scored"):
         seen = simulate(stream=stream, **settings)
-        assert updates(seen) == [(6.0, 8.0, 0), (10.0, 12.0, 0), (18.0, 20.0, 1), (22.0, 24.0, 1)]
-        assert batch_waits(seen) == [(1.0, 6.0), (8.0, 10.0), (13.0, 18.0), (20.0, 22.0)]
+        assert seen.of("update") == [(6.0, 8.0, 0), (10.0, 12.0, 0), (18.0, 20.0, 1), (22.0, 24.0, 1)]
+        waits = [wait[1:] for wait in seen.waits("learner")]
+        assert waits == [(1.0, 6.0), (8.0, 10.0), (13.0, 18.0), (20.0, 22.0)]
         assert seen.seconds == 25.0
-    assert updates(simulate(**settings)) == [(10.0, 14.0, 0), (24.0, 28.0, 1)]
+    assert simulate(**settings).of("update") == [(10.0, 14.0, 0), (24.0, 28.0, 1)]
 
 
-def test_in_order_waits_for_the_first_shard_and_as_scored_does_not(simulate: Callable[..., Seen]) -> None:
+def test_in_order_waits_for_the_first_shard_and_as_scored_does_not(simulate):
     """Shard 0, of the first batch, is there at 10 and shard 1 at 6."""
     settings = {"steps": 1, "max_lag": 0, "generate": (8.0, 4.0), "update": 4.0}
-    assert updates(simulate(stream="in_order", **settings)) == [(10.0, 12.0, 0), (12.0, 14.0, 0)]
-    assert updates(simulate(stream="as_scored", **settings)) == [(6.0, 8.0, 0), (10.0, 12.0, 0)]
-
-
-def test_a_slow_scorer_is_hidden_too(simulate: Callable[..., Seen]) -> None:
-    """Both halves are sampled at 5; scored at 8 and 11."""
-    seen = simulate(stream="in_order", steps=1, max_lag=0, generate=(4.0, 4.0), score=(3.0,), update=4.0)
-    assert updates(seen) == [(8.0, 10.0, 0), (11.0, 13.0, 0)]
+    assert simulate(stream="in_order", **settings).of("update") == [(10.0, 12.0, 0), (12.0, 14.0, 0)]
+    assert simulate(stream="as_scored", **settings).of("update") == [(6.0, 8.0, 0), (10.0, 12.0, 0)]
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -56,12 +36,10 @@ def test_a_slow_scorer_is_hidden_too(simulate: Callable[..., Seen]) -> None:
     ("stream", "lag_control", "max_lag"),
     list(product(("in_order", "as_scored"), ("wait", "in_flight"), (1, 2))),
 )
-def test_steps_events_and_counts_are_those_of_whole_batches(
-    stream: Stream, lag_control: LagControl, max_lag: int, overlapped: bool, simulate: Callable[..., Seen]
-) -> None:
+def test_steps_events_and_counts_are_those_of_whole_batches(stream, lag_control, max_lag, overlapped, simulate):
     """The loop itself checks both lag bounds. Groups fail, and some are sampled again."""
 
-    def run(**settings: object) -> Seen:
+    def run(**settings):
         return simulate(
             steps=5,
             max_lag=max_lag,
@@ -79,49 +57,40 @@ def test_steps_events_and_counts_are_those_of_whole_batches(
             **settings,
         )
 
+    def trained_on(seen):
+        return [[(group.prompt_id, group.step) for group in facts.groups] for facts in seen.story.facts]
+
     seen, whole = run(stream=stream), run()
-    steps = [event for event in seen.story.events if event[:2] == ("version", "learner") or event[0] == "step"]
-    expected: list[tuple[object, ...]] = [("version", "learner", 0)]
-    for step in range(5):
-        expected += [("version", "learner", step + 1), ("step", step)]
-    assert steps == expected
-    assert [event[1] for event in seen.story.events if event[0] == "evaluation"] == [0, 2, 4, 5]
-    for facts, wanted in zip(seen.story.facts, whole.story.facts, strict=True):
-        assert [(group.prompt_id, group.step) for group in facts.groups] == [
-            (group.prompt_id, group.step) for group in wanted.groups
-        ]
-    assert seen.ledger == whole.ledger
-    taken = [version for _, _, version in updates(seen)]
-    assert taken == sorted(taken)
-    assert len(taken) == 15  # three shards of each batch
+    steps = [event for step in range(5) for event in (("version", step + 1), ("step", step))]
+    assert seen.told("version", "step") == [("version", 0), *steps]
+    assert seen.told("evaluation") == [("evaluation", version) for version in (0, 2, 4, 5)]
+    assert (trained_on(seen), seen.ledger) == (trained_on(whole), whole.ledger)
+    assert [version for _, _, version in seen.of("update")] == [
+        version for version in range(5) for _ in range(3)
+    ]  # shards
     assert seen.seconds <= whole.seconds
 
 
 @pytest.mark.parametrize("stream", ["in_order", "as_scored"])
-def test_a_shard_whose_groups_all_fail_is_passed_over(stream: Stream, simulate: Callable[..., Seen]) -> None:
+def test_a_shard_whose_groups_all_fail_is_passed_over(stream, simulate):
     """Generators take equally long. Step 0 lacks the first shard, step 1 the last one, whose optimizer step comes."""
     seen = simulate(
         stream=stream,
-        steps=3,
         max_lag=0,
         generate=(4.0, 4.0),
         update=4.0,
         fails=lambda item, prompt_id: item.shard == item.step and item.step < 2,
     )
     assert [[group.prompt_id for group in facts.groups] for facts in seen.story.facts] == [[2, 3], [0, 1], [0, 1, 2, 3]]
-    assert [version for _, _, version in updates(seen)] == [0, 1, 1, 2, 2]
+    assert [version for _, _, version in seen.of("update")] == [0, 1, 1, 2, 2]
     assert (seen.ledger.failed.rollouts, seen.ledger.trained.rollouts) == (8, 16)
 
 
-def test_a_batch_without_any_scored_group_stops_the_run(simulate: Callable[..., Seen], story: Story) -> None:
-    with pytest.raises(RunStopped, match="no group of a rollout batch could be scored; the first failure: the reward"):
-        simulate(story, stream="as_scored", generate=(4.0, 4.0), fails=lambda item, prompt_id: item.step == 1)
-    assert [event for event in story.events if event[0] == "step"] == [("step", 0)]
-
-
-def test_a_batch_without_any_scored_group_is_passed_over_where_that_is_allowed(simulate: Callable[..., Seen]) -> None:
-    seen = simulate(
-        stream="as_scored", generate=(4.0, 4.0), fails=lambda item, prompt_id: item.step == 1, max_failed_batches=1
-    )
+def test_a_batch_without_any_scored_group_stops_the_run_or_is_passed_over(simulate, story):
+    fails = {"stream": "as_scored", "generate": (4.0, 4.0), "fails": lambda item, prompt_id: item.step == 1}
+    with pytest.raises(RunStopped, match="in a row: 1;"):
+        simulate(story, **fails)
+    assert len(story.facts) == 1
+    seen = simulate(**fails, max_failed_batches=1)
     assert [len(facts.groups) for facts in seen.story.facts] == [4, 0, 4]
     assert [facts.weight_handle.version for facts in seen.story.facts] == [1, 2, 3]

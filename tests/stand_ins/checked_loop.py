@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextvars import Context
-from typing import TypeVarTuple, Unpack
 
 from harness.simulate.clock import VirtualClockLoop
-
-Ts = TypeVarTuple("Ts")
 
 
 class CheckedLoop(VirtualClockLoop):
@@ -17,31 +12,17 @@ class CheckedLoop(VirtualClockLoop):
 
     def __init__(self, check: Callable[[], object]) -> None:
         super().__init__()
-        self._check, self._done = check, False
+        self._check = check
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
-        return super().call_soon(self._checked(callback), *args, context=context)
-
-    def call_later(
-        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return super().call_later(delay, self._checked(callback), *args, context=context)
-
-    def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return super().call_at(when, self._checked(callback), *args, context=context)
-
-    def _checked(self, callback: Callable[[Unpack[Ts]], object]) -> Callable[[Unpack[Ts]], None]:
-        def call(*args: *Ts) -> None:
-            callback(*args)
-            if not self._done:
+    def _run_once(self) -> None:
+        if not self._ready:
+            self._jump()
+        while self._ready and not self._stopping:
+            call = self._ready.popleft()
+            if not call._cancelled:
+                call._context.run(call._callback, *call._args)
                 self._check()
 
-        return call
-
     def close(self) -> None:
-        self._done = True
+        self._check = lambda: None
         super().close()

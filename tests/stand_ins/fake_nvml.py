@@ -5,7 +5,7 @@ Each call of a device answers from a script: a list of values and errors, one fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -91,6 +91,16 @@ class FakeDevice:
         return entry
 
 
+def _answers(name: str) -> Callable[..., Any]:
+    """A call of the library that a device answers from its script, maybe with a number for each clock."""
+
+    def call(module: FakeNvml, device: FakeDevice, *which: int) -> Any:
+        answer = device.answer(name)
+        return answer[which[0]] if isinstance(answer, dict) else answer
+
+    return call
+
+
 class FakeNvml:
     """The module.
 
@@ -166,44 +176,16 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, device: FakeDevice) -> Rates:
         return Rates(device.answer("utilisation"), 0)
 
-    def nvmlDeviceGetMemoryInfo(self, device: FakeDevice) -> Memory:
-        memory: Memory = device.answer("memory")
-        return memory
-
-    def nvmlDeviceGetClockInfo(self, device: FakeDevice, clock: int) -> int:
-        return int(device.answer("clock"))
-
-    def nvmlDeviceGetMaxClockInfo(self, device: FakeDevice, clock: int) -> int:
-        return int(device.answer("max_clocks")[clock])
-
-    def nvmlDeviceGetApplicationsClock(self, device: FakeDevice, clock: int) -> int:
-        return int(device.answer("application_clocks")[clock])
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, device: FakeDevice) -> int:
-        return int(device.answer("power_limit"))
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: FakeDevice) -> int:
-        return int(device.answer("default_power_limit"))
-
-    def nvmlDeviceGetTemperature(self, device: FakeDevice, sensor: int) -> int:
-        return int(device.answer("temperature"))
-
-    def nvmlDeviceGetPowerUsage(self, device: FakeDevice) -> int:
-        return int(device.answer("power"))
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: FakeDevice) -> int:
-        return int(device.answer("energy"))
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, device: FakeDevice) -> int:
-        return int(device.answer("reasons"))
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: FakeDevice) -> int:
-        return int(device.answer("reasons"))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, device: FakeDevice) -> Sequence[Process]:
-        processes: Sequence[Process] = device.answer("compute")
-        return processes
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, device: FakeDevice) -> Sequence[Process]:
-        processes: Sequence[Process] = device.answer("graphics")
-        return processes
+    nvmlDeviceGetMaxClockInfo = _answers("max_clocks")
+    nvmlDeviceGetMemoryInfo = _answers("memory")
+    nvmlDeviceGetClockInfo = _answers("clock")
+    nvmlDeviceGetApplicationsClock = _answers("application_clocks")
+    nvmlDeviceGetEnforcedPowerLimit = _answers("power_limit")
+    nvmlDeviceGetPowerManagementDefaultLimit = _answers("default_power_limit")
+    nvmlDeviceGetTemperature = _answers("temperature")
+    nvmlDeviceGetPowerUsage = _answers("power")
+    nvmlDeviceGetTotalEnergyConsumption = _answers("energy")
+    nvmlDeviceGetCurrentClocksEventReasons = _answers("reasons")
+    nvmlDeviceGetCurrentClocksThrottleReasons = _answers("reasons")
+    nvmlDeviceGetComputeRunningProcesses = _answers("compute")
+    nvmlDeviceGetGraphicsRunningProcesses = _answers("graphics")

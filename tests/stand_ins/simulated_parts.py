@@ -1,4 +1,4 @@
-"""Simulated parts whose stages take constant seconds, on whatever clock the event loop has; and parts that die.
+"""Simulated parts whose stages take constant seconds, on whatever clock the event loop has.
 
 ``SimulatedGenerator``, ``SimulatedScorer`` and ``SimulatedLearner`` are those of ``harness.simulate.parts``; here are a
 cost source and a timeline for them that need neither a machine profile nor a recording.
@@ -10,16 +10,15 @@ import asyncio
 import random
 import types
 from collections import abc
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
-from harness.core.errors import PartReplaced
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Stage, Tracer
-from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario.lanes import lanes_of, publisher_lane, writer_lane
@@ -35,10 +34,8 @@ from harness.simulate.parts import (
 )
 from harness.simulate.timeline import CallPlan, Times, finish, make_stage
 
-P = TypeVar("P", Generator, Scorer)
 G = TypeVar("G", bound=SimulatedGenerator)
 L = TypeVar("L", bound=SimulatedLearner)
-T = TypeVar("T")
 
 Cost = Callable[[int], float]
 """Seconds a stage takes at a given training step (or policy version)."""
@@ -49,9 +46,6 @@ Lengths = Callable[[WorkItem, int], tuple[int, ...]]
 Fails = Callable[[WorkItem, int], bool]
 """Whether the reward function fails on the group of this prompt id."""
 
-Dies = Callable[[int], float | None]
-"""Seconds into a part's n-th call (counted from 1) after which it dies; None: it survives that call."""
-
 
 def constant(seconds: float) -> Cost:
     """The cost model of a stage that always takes the same time."""
@@ -59,6 +53,7 @@ def constant(seconds: float) -> Cost:
 
 
 FREE = constant(0.0)
+REWARD = 0.5
 
 
 def equal_lengths(tokens: int) -> Lengths:
@@ -90,7 +85,6 @@ class SleepingTimeline:
     lane: str
 
     async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
-        """See ``harness.simulate.parts.Timeline``."""
         loop = asyncio.get_running_loop()
         times: Times = []
         end = loop.time()
@@ -127,18 +121,15 @@ class ConstantCosts:
     write_s: float = 0.0
 
     def load(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         transfer = make_stage((Stage.WEIGHT_TRANSFER, self.transfer_cost(version), True))
         load = make_stage((Stage.WEIGHT_LOAD, self.load_cost(version), True))
         return CallPlan((transfer, load))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        """See ``CostSource``."""
         cost = self.evaluate_cost if item.purpose is Purpose.EVALUATE else self.generate_cost
         return _call(stage_of(item, Stage.GENERATE), cost(item.step))
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``."""
         return _call(stage_of(item, Stage.SCORE), self.score_cost(item.step))
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
@@ -151,19 +142,15 @@ class ConstantCosts:
         return _call(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step) * share)
 
     def publish(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.WEIGHT_PUBLISH, self.publish_cost(version))
 
     def save_policy(self, version: int) -> CallPlan:
-        """See ``CostSource``: there is no policy to save."""
         return CallPlan(())
 
     def checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.CHECKPOINT, self.checkpoint_s)
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return _call(Stage.CHECKPOINT_WRITE, self.write_s)
 
 
@@ -196,36 +183,35 @@ def simulated_scorer(
     tracer: Tracer,
     score_cost: Cost,
     lane: str = "scorer",
-    reward: float = 0.5,
     fails: Fails = lambda item, prompt_id: False,
     is_flat: Fails = lambda item, prompt_id: True,
 ) -> SimulatedScorer:
-    """Return a Scorer of which every reward is ``reward``; a group on which ``fails`` holds has none.
+    """Return a Scorer of which every reward is 0.5; a group on which ``fails`` holds has none.
 
     Where ``is_flat`` does not hold, the first rollout of a group gets 1 more.
     """
 
     def rewards(item: WorkItem, group: RolloutGroup) -> tuple[float, ...]:
-        first = reward if is_flat(item, group.prompt_id) else reward + 1
-        return (first, *[reward] * (len(group.lengths) - 1))
+        first = REWARD if is_flat(item, group.prompt_id) else REWARD + 1
+        return (first, *[REWARD] * (len(group.lengths) - 1))
 
     def score(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         failed = [group.prompt_id for group in groups if fails(item, group.prompt_id)]
         kept = [group for group in groups if group.prompt_id not in failed]
         scored = tuple([with_rewards(group, rewards(item, group)) for group in kept])
         failure = f"the reward of prompt {failed[0]} failed" if failed else None
-        metrics = _metrics(item, scored, reward) if scored else {}
+        metrics = _metrics(item, scored) if scored else {}
         return ScoredBatch(item, scored, metrics, failed_groups=len(failed), failure=failure)
 
     return SimulatedScorer(SleepingTimeline(tracer, lane), ConstantCosts(score_cost=score_cost), score)
 
 
-def _metrics(item: WorkItem, groups: tuple[RolloutGroup, ...], reward: float) -> Metrics:
+def _metrics(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Metrics:
     evaluating = item.purpose is Purpose.EVALUATE
     rollouts = sum([len(group.lengths) for group in groups])
     mean_length = sum([group.num_tokens for group in groups]) / rollouts
     return {
-        "validation/reward" if evaluating else "reward/total": Metric(reward, count=rollouts),
+        "validation/reward" if evaluating else "reward/total": Metric(REWARD, count=rollouts),
         "validation/response_length" if evaluating else "response_length": Metric(mean_length, count=rollouts),
     }
 
@@ -235,7 +221,6 @@ def simulated_learner(
     update_cost: Cost,
     publish_cost: Cost = FREE,
     epochs_per_batch: int = 1,
-    weight_bytes: int = 0,
     lane: str = "learner",
     of: type[L] = SimulatedLearner,  # type: ignore[assignment]
     overlapped: bool = False,
@@ -258,7 +243,7 @@ def simulated_learner(
     )
     publisher = SleepingTimeline(tracer, publisher_lane(lane)) if overlapped else None
     writer = SleepingTimeline(tracer, writer_lane(lane)) if write_s else None
-    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer, writer)
+    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, 0, 1, publisher, tracer, writer)
 
 
 @dataclass
@@ -288,72 +273,3 @@ def build_simulated_parts(
         simulated_learner(tracer, FREE, epochs_per_batch=scenario.optimizer_steps_per_batch),
         loop_plan(scenario, num_train=4 * scenario.prompts_per_batch, num_validation=scenario.evaluation.prompts),
     )
-
-
-class _Mortal(Generic[P]):
-    """Passes calls on to a part until one of them kills it: all its calls under way fail, and a new part stands there.
-
-    A call that would be done before its death takes the part with it at its end: the result is lost.
-
-    Args:
-        make: returns a new part; a new Generator holds no weights.
-        dies: in which calls the part on this lane dies.
-
-    Attributes:
-        part: the one that is alive.
-        incarnation: its number; the first one is 0.
-        calls: made so far, over all incarnations.
-    """
-
-    def __init__(self, make: Callable[[], P], dies: Dies) -> None:
-        self._make: Callable[[], P] = make
-        self._dies = dies
-        self.part: P = make()
-        self.lane: str = self.part.lane
-        self.incarnation = self.calls = 0
-        self._under_way: set[asyncio.Task[Any]] = set()
-
-    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        self.calls += 1
-        call, incarnation, seconds = self.calls, self.incarnation, self._dies(self.calls)
-        task = asyncio.ensure_future(work)
-        self._under_way.add(task)
-        try:
-            await asyncio.wait({task}, timeout=seconds)
-            if task.done() and not task.cancelled() and (seconds is None or task.exception()):
-                result = task.result()
-                if incarnation == self.incarnation:
-                    return result
-            if incarnation == self.incarnation:
-                self._replace()
-                await asyncio.wait({task})
-            raise PartReplaced(f"{self.lane} died in call {call}", incarnation + 1)
-        finally:
-            task.cancel()
-            self._under_way.discard(task)
-
-    def _replace(self) -> None:
-        for task in self._under_way:
-            task.cancel()
-        self.part = self._make()
-        self.incarnation += 1
-
-
-class MortalGenerator(_Mortal[Generator]):
-    """A Generator that dies in some of its calls."""
-
-    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
-        """See ``Generator``."""
-        return await self._call(self.part.load_weights(weight_handle))
-
-    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-        """See ``Generator``."""
-        return await self._call(self.part.generate(item))
-
-
-class MortalScorer(_Mortal[Scorer]):
-    """A Scorer that dies in some of its calls."""
-
-    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """See ``Scorer``."""
-        return await self._call(self.part.score(item, groups))

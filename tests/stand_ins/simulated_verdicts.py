@@ -15,7 +15,7 @@ import numpy as np
 from harness.compare.experiment import Member
 from harness.compare.judging import block_seconds
 from harness.compare.stats.estimates import Estimate, of_blocks, of_occasions
-from harness.compare.stats.intervals import LEVEL, Numbers, t_quantile
+from harness.compare.stats.intervals import Numbers, t_quantile
 from harness.compare.stats.verdicts import STAGE_THRESHOLD, STEP, STEP_THRESHOLD, Comparison, Effect, judge
 from tests.stand_ins.members import made_run
 from tests.stand_ins.noise import NoiseModel
@@ -165,11 +165,6 @@ def effect_seen(estimates: Sequence[Estimate], spread: float, threshold: float, 
         for item in estimates
     ]
     return float(np.expm1(np.quantile(needed, 0.8)))
-
-
-def level_of(weight: float, total: float) -> float:
-    """Return the level of a member of a family whose weights add up to ``total``, before any other was rejected."""
-    return LEVEL * weight / total
 
 
 def shifted(log_ratios: Numbers, change: float) -> Numbers:
