@@ -50,7 +50,7 @@ test-sglang:  ## test the SGLang engine, on a CPU too, in an environment of its 
 	.venv-sglang/bin/pip install --quiet --no-deps sglang==0.5.23
 	.venv-sglang/bin/pip install --quiet --constraint harness/constraints.txt --requirement tests/sglang_cpu/requirements.txt
 	PYTHONPATH=tests/sglang_cpu/stand_ins .venv-sglang/bin/python -m pytest -W default --benchmark-skip \
-	  tests/contract/test_sglang_contract.py tests/engines/test_engine_sglang.py $(ARGS)
+	  tests/contract/test_engine_contract.py tests/engines/test_engine_sglang.py -k sglang $(ARGS)
 
 docs: $(STAMP)  ## build the documentation site into build/site; every warning is an error
 	@$(SETUP) install --venv $(VENV) --part docs

@@ -1,6 +1,8 @@
 """At equal weights the engine's log-probs of the tokens it sampled are the Learner's log-probs of those tokens."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.policy import policy_log_probs
+from harness.models.scoring import Scores
 from harness.models.tokenizer import train_tokenizer
 from harness.settings.optimizer import OptimizerSettings
 from tests.models.batches import padded_response_log_probs
@@ -41,13 +44,14 @@ def spread(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
-def sampled(engine: Engine, temperature: float) -> list[GroupData]:
-    sampling = SamplingParams(temperature=temperature, top_p=1.0, min_tokens=0, max_tokens=16, stop=STOPS)
-    groups = engine.generate(PROMPTS, GROUP_SIZE, sampling, seed=3)
-    return [
-        GroupData(Prompt("p", "g"), torch.tensor(prompt).numpy(), group)
-        for prompt, group in zip(PROMPTS, groups, strict=True)
-    ]
+def sampled(engine: Engine, sampling: SamplingParams) -> list[GroupData]:
+    groups = engine.generate(PROMPTS, GROUP_SIZE, sampling, 3)
+    prompts = [torch.tensor(prompt).numpy() for prompt in PROMPTS]
+    return [GroupData(Prompt("p", "g"), prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
+
+
+def stopping(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_tokens=16, stop=STOPS)
 
 
 def rewarded(groups: list[GroupData]) -> list[RolloutGroup]:
@@ -66,14 +70,17 @@ def batch_of(groups: list[GroupData]) -> RolloutBatch:
     return batch
 
 
-def scored_parts(batch: RolloutBatch) -> tuple[torch.Tensor, ...]:
-    return (
-        batch.prompt_ids_PL,
-        batch.prompt_lengths_P,
-        batch.response_ids_BT,
-        batch.response_mask_BT,
-        batch.prompt_index_B,
-    )
+def gap_at(model: torch.nn.Module, score: Callable[..., Scores], batch: RolloutBatch, temperature: float) -> float:
+    """The largest gap between the engine's log-probs and the model's at a temperature."""
+    parts = batch.prompt_ids_PL, batch.prompt_lengths_P, batch.response_ids_BT, batch.response_mask_BT
+    with torch.no_grad():
+        log_probs_BT, _ = score(model, *parts, batch.prompt_index_B, temperature=temperature)
+    return largest_gap(batch, log_probs_BT)
+
+
+def small_qwen2() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS))
 
 
 def largest_gap(batch: RolloutBatch, log_probs_BT: torch.Tensor) -> float:
@@ -81,44 +88,29 @@ def largest_gap(batch: RolloutBatch, log_probs_BT: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_native_engine_and_learner_agree(temperature: float) -> None:
-    model = spread(DecoderLM(SHAPE))
+@pytest.mark.parametrize(
+    ("make", "kind", "score"),
+    [
+        (lambda: DecoderLM(SHAPE), NativeEngine, policy_log_probs),
+        (small_qwen2, HuggingFaceEngine, padded_response_log_probs),
+    ],
+    ids=["native", "transformers"],
+)
+def test_engine_and_learner_agree(make: Any, kind: type, score: Any, temperature: float) -> None:
+    model = spread(make())
     engine = native_engine(model, TOKENIZER)
-    assert isinstance(engine, NativeEngine)
-    batch = batch_of(sampled(engine, temperature))
-    with torch.no_grad():
-        log_probs_BT, _ = policy_log_probs(model, *scored_parts(batch), temperature=temperature)
-        elsewhere_BT, _ = policy_log_probs(model, *scored_parts(batch), temperature=temperature * 1.1)
-    assert largest_gap(batch, log_probs_BT) < TOLERANCE
-    assert largest_gap(batch, elsewhere_BT) > 0.1  # the bound tells temperatures 10 % apart
+    assert isinstance(engine, kind)
+    batch = batch_of(sampled(engine, stopping(temperature)))
+    assert gap_at(model, score, batch, temperature) < TOLERANCE
+    assert gap_at(model, score, batch, temperature * 1.1) > 0.1  # the bound tells temperatures 10 % apart
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_transformers_engine_and_learner_agree(temperature: float) -> None:
-    torch.manual_seed(0)
-    model = spread(Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS)))
-    engine = native_engine(model, TOKENIZER)
-    assert isinstance(engine, HuggingFaceEngine)
-    batch = batch_of(sampled(engine, temperature))
-    with torch.no_grad():
-        log_probs_BT, _ = padded_response_log_probs(model, *scored_parts(batch), temperature=temperature)
-        elsewhere_BT, _ = padded_response_log_probs(model, *scored_parts(batch), temperature=temperature * 1.1)
-    assert largest_gap(batch, log_probs_BT) < TOLERANCE
-    assert largest_gap(batch, elsewhere_BT) > 0.1
-
-
-@pytest.mark.parametrize("make", [lambda: DecoderLM(SHAPE), lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS))])
-def test_they_agree_within_min_tokens_where_several_tokens_end_a_response(make) -> None:
+@pytest.mark.parametrize("make", [lambda: DecoderLM(SHAPE), small_qwen2], ids=["native", "transformers"])
+def test_they_agree_within_min_tokens_where_several_tokens_end_a_response(make: Any) -> None:
     """Both leave all end tokens out there, and neither does behind."""
-    torch.manual_seed(0)
     model, ends = spread(make()), (0, 7, 200)
     sampling = SamplingParams(temperature=0.7, min_tokens=6, max_tokens=16)
-    groups = [
-        GroupData(Prompt("p", "g"), torch.tensor(prompt).numpy(), group)
-        for prompt, group in zip(
-            PROMPTS, native_engine(model, TOKENIZER, ends=ends).generate(PROMPTS, GROUP_SIZE, sampling, 3), strict=True
-        )
-    ]
+    groups = sampled(native_engine(model, TOKENIZER, ends=ends), sampling)
     gaps = []
     for banned in (ends, ends[:2]):
         options = TrainerOptions(group_size=GROUP_SIZE, temperature=0.7, ban_eos_first=6)
@@ -129,19 +121,17 @@ def test_they_agree_within_min_tokens_where_several_tokens_end_a_response(make) 
     assert gaps[0] < TOLERANCE < gaps[1]
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_after_an_update_they_agree_again_once_the_weights_are_published(temperature: float) -> None:
+def test_after_an_update_they_agree_again_once_the_weights_are_published() -> None:
     """The engine's are the old policy's log-probs until it has the new weights, which is what a lag means."""
     model = spread(DecoderLM(SHAPE))
     engine = native_engine(model, TOKENIZER)
-    options = TrainerOptions(
-        group_size=GROUP_SIZE, temperature=temperature, optimizer=OptimizerSettings(learning_rate=0.01)
+    optimizer = OptimizerSettings(learning_rate=0.01)
+    trainer = PolicyTrainer(
+        model, TOKENIZER.pad_token_id, TrainerOptions(group_size=GROUP_SIZE, temperature=0.7, optimizer=optimizer)
     )
-    trainer = PolicyTrainer(model, TOKENIZER.pad_token_id, options)
 
     def gap() -> float:
-        groups = sampled(engine, temperature)
-        batch_of(groups)
+        groups = sampled(engine, stopping(0.7))
         batch = trainer.prepare(rewarded(groups))
         trainer.compute_old_log_probs(batch)
         assert batch.rollouts.old_log_probs_BT is not None

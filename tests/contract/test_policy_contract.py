@@ -19,24 +19,20 @@ SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_s
 ENDS = {"bos_token_id": None, "eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
 
 
+FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
+
+
 def small_qwen():
     """Transformers' Qwen2, with more rows than its tokenizer has tokens.
 
     Whatever the folder says, transformers reads its tokenizer as Qwen's own class, which adds one token.
     """
-    fields = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
-    return Qwen2ForCausalLM(Qwen2Config(**fields | ENDS | {"vocab_size": len(TOKENIZER) + 8}))
+    return Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS | {"vocab_size": len(TOKENIZER) + 8}))
 
 
-def windowed_qwen():
-    """A Qwen2 that the own model refuses; the window is wider than any row of these tests."""
-    fields = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
-    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
-    return Qwen2ForCausalLM(Qwen2Config(**fields | ENDS | window | {"vocab_size": len(TOKENIZER) + 8}))
-
-
-def small_shape(model_type, **changes):
-    return dataclasses.replace(SHAPE, model_type=model_type, vocab_size=len(TOKENIZER) + 8, **changes)
+def own_qwen3():
+    changes = {"model_type": "qwen3", "vocab_size": len(TOKENIZER) + 8, "tie_word_embeddings": False}
+    return DecoderLM(dataclasses.replace(SHAPE, **changes))
 
 
 def small_llama(**changes):
@@ -45,13 +41,10 @@ def small_llama(**changes):
 
 POLICIES = {
     "own": (lambda: DecoderLM(SHAPE), DecoderLM),
-    "own, untied": (lambda: DecoderLM(dataclasses.replace(SHAPE, tie_word_embeddings=False)), DecoderLM),
+    "own qwen3, untied": (own_qwen3, DecoderLM),
     "llama": (small_llama, DecoderLM),
     "llama with biases": (lambda: small_llama(attention_bias=True), LlamaForCausalLM),
     "qwen2": (small_qwen, DecoderLM),
-    "own qwen2": (lambda: DecoderLM(small_shape("qwen2")), DecoderLM),
-    "own qwen3, untied": (lambda: DecoderLM(small_shape("qwen3", tie_word_embeddings=False)), DecoderLM),
-    "qwen2 with a sliding window": (windowed_qwen, Qwen2ForCausalLM),
     "gpt2": (
         lambda: GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_embd=64, n_layer=2, n_head=4, **ENDS)),
         GPT2LMHeadModel,

@@ -26,25 +26,23 @@ def two_files(folder: Path) -> JsonlTask:
     return JsonlTask(folder / "train.jsonl", REWARD, validation=folder / "validation.jsonl")
 
 
-def maths(folder: Path, prompt: str) -> MathsTask:
+def maths(folder: Path) -> MathsTask:
     """The two sample files, each as often as the contract needs: the same problem about other things is another one."""
     for name, field, times in (("gsm8k", "question", 2), ("math", "problem", 1)):
         rows = (ROOT / "tests" / "data" / "maths" / f"{name}_sample.jsonl").read_text(encoding="utf-8")
         copies = [rows.replace(f'"{field}": "', f'"{field}": "({number}) ') for number in range(times)]
         (folder / f"{name}.jsonl").write_text("".join(copies), encoding="utf-8")
-    return MathsTask(folder / "gsm8k.jsonl", folder / "math.jsonl", prompt=prompt)
+    return MathsTask(folder / "gsm8k.jsonl", folder / "math.jsonl", prompt="r1_zero")
 
 
 BUILDERS: dict[str, Callable[[Path], Task]] = {
     "keywords": lambda folder: KeywordTask(2, 64, 32, seed=1),
-    "keywords, four in a prompt": lambda folder: KeywordTask(4, 64, 32, seed=1),
     "keywords, files": lambda folder: KeywordFileTask(
         ROOT / "docs/examples/keywords/train.jsonl", ROOT / "docs/examples/keywords/validation.jsonl"
     ),
     "jsonl, split": lambda folder: JsonlTask(EXAMPLE / "prompts.jsonl", REWARD, validation_fraction=0.25),
     "jsonl, two files": two_files,
-    "maths": lambda folder: maths(folder, "r1_zero"),
-    "maths, bare questions": lambda folder: maths(folder, "question_only"),
+    "maths": maths,
     "arithmetic": lambda folder: ArithmeticTask(64, 32, seed=1),
 }
 FORMATS = dict.fromkeys(("maths", "arithmetic"), "So be it. </think> <answer> {} </answer>")

@@ -14,15 +14,7 @@ import ray
 from harness.testing import TransportContract
 from harness.testing.transport import LearnerEnd, Moved
 
-VARIANTS = {
-    "object_store": ("object_store", {}),
-    "object_store_numpy": ("object_store_numpy", {}),
-    "nixl": ("nixl", {}),
-    "gloo": ("gloo", {}),
-    "broadcast": ("broadcast", {}),
-    "disk": ("disk", {}),
-    "shared_memory": ("shared_memory", {}),
-}
+VARIANTS = ("object_store", "object_store_numpy", "nixl", "gloo", "broadcast", "disk", "shared_memory")
 REUSING = ("nixl", "gloo", "broadcast", "shared_memory")
 
 
@@ -38,8 +30,8 @@ class TestTransports(TransportContract):
     @classmethod
     def moved(cls, request, crew):
         """An opened transport; closing it leaves nothing behind."""
-        name, fields = VARIANTS[request.param]
-        moved = Moved(crew, name, fields, key=request.param)
+        name = request.param
+        moved = Moved(crew, name, {}, key=name)
         yield moved
         folder = Path(moved.notes[0].split()[-1]) if name == "disk" else None
         moved.close()
@@ -59,7 +51,7 @@ class TestTransports(TransportContract):
 
     def test_a_generator_that_replaces_a_killed_one_reads_the_same_handles(self, crew):
         """With gloo where nothing was on the way only: one that dies while it receives takes the Learner along."""
-        opened = {key: Moved(crew, name, fields, f"{key} again") for key, (name, fields) in VARIANTS.items()}
+        opened = {key: Moved(crew, key, {}, f"{key} again") for key in VARIANTS}
         handles = {key: moved.publish(80) for key, moved in opened.items()}
         right = {key: [[], []] for key in VARIANTS}
         assert {key: moved.receive(handles[key]) for key, moved in opened.items()} == right
@@ -70,7 +62,7 @@ class TestTransports(TransportContract):
 
     def test_the_first_sender_of_a_process_notes_what_nixl_says(self, crew):
         learner = crew.start(LearnerEnd)
-        notes = [ray.get(learner.open.remote(key, *VARIANTS["nixl"])) for key in ("first", "second")]
+        notes = [ray.get(learner.open.remote(key, "nixl", {})) for key in ("first", "second")]
         assert notes == [
             ("NIXL: Backend UCX was instantiated", f"NIXL: Initialized NIXL agent: {learner._actor_id.hex()}"),
             (),

@@ -76,15 +76,6 @@ def continuation(prompt, length):
     return history[len(prompt) :]
 
 
-def test_each_row_follows_its_own_history():
-    groups = sampler(ToyModel()).generate([[5], [6, 7]], 2, GREEDY, 0)
-    assert [[c.token_ids.tolist() for c in group] for group in groups] == [
-        [continuation([5], 6)] * 2,
-        [continuation([6, 7], 6)] * 2,
-    ]
-    assert {c.finish_reason for group in groups for c in group} == {"length"}
-
-
 def test_finished_rows_leave_and_the_last_ones_take_their_slots():
     # responses of 1, 6, 3, 6 and 2 tokens with the end of sequence; the rows in the slots:
     # 01234 -> 0 ends: 4 moves to 0 -> 4123 -> 4 ends (2 tokens): 3 moves to 0 -> 312 -> 2 ends (3 tokens) -> 31
@@ -119,46 +110,26 @@ def test_finished_rows_leave_and_the_last_ones_take_their_slots():
     assert stats.sampled_tokens == 1 + 6 + 3 + 6 + 2
 
 
-def test_a_batch_whose_rows_all_end_takes_no_further_step():
+def test_a_batch_whose_rows_all_end_takes_no_further_step_and_the_last_token_may_be_the_end():
     model = ToyModel({(10,): [40, EOS]})
-    sampler(model).generate([[10]], 3, GREEDY, 0)
-    assert model.calls == [("prefill", 1, 3, 6), ("step", 3)]
+    (group,) = sampler(model).generate([[10]], 3, SamplingParams(0.0, max_tokens=2), 0)
+    assert model.calls == [("prefill", 1, 3, 2), ("step", 3)]
+    assert [(c.token_ids.tolist(), c.finish_reason, c.text) for c in group] == [
+        ([40, EOS], "stop", TOKENIZER.decode([40]))
+    ] * 3
 
 
-def test_an_end_of_sequence_as_last_token_counts_as_stop():
-    (group,) = sampler(ToyModel({(10,): [40, EOS]})).generate([[10]], 1, SamplingParams(0.0, max_tokens=2), 0)
-    assert (group[0].token_ids.tolist(), group[0].finish_reason) == ([40, EOS], "stop")
-    assert group[0].text == TOKENIZER.decode([40])
-
-
-def test_the_end_of_sequence_cannot_come_before_min_tokens():
-    model = ToyModel({(10,): [EOS, EOS, EOS, EOS]})
-    (group,) = sampler(model).generate([[10]], 1, SamplingParams(0.0, min_tokens=2, max_tokens=6), 0)
-    # all other logits are equal, and of equals the first is taken: token 0
-    assert group[0].token_ids.tolist() == [0, 0, EOS]
-    # the end of sequence aside, 257 equal tokens; then logit 5 against 257 of -5
-    expected = [-math.log(257), -math.log(257), -math.log(1 + 257 * math.exp(-10))]
-    assert group[0].log_probs.tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_stop_string_ends_the_response_and_stays():
-    text = "ab</answer>cd"
-    model = ToyModel({(10,): TOKENIZER.encode(text), (11,): TOKENIZER.encode("xyzxyzxyzxyzxyz")})
-    sampling = SamplingParams(0.0, max_tokens=15, stop=("</answer>",))
-    groups = sampler(model).generate([[10], [11]], 1, sampling, 0)
-    assert [group[0].text for group in groups] == ["ab</answer>", "xyzxyzxyzxyzxyz"]
-    assert [group[0].finish_reason for group in groups] == ["stop", "length"]
-    assert len(groups[0][0].token_ids) == len("ab</answer>")
-
-
-def test_requests_above_max_batch_are_served_in_whole_groups():
+def test_requests_above_max_batch_are_served_in_whole_groups_and_each_row_follows_its_own_history():
     model = ToyModel()
     engine = sampler(model, max_batch=5)
     groups = engine.generate([[5], [6], [7]], 2, GREEDY, 0)
     assert [call for call in model.calls if call[0] == "prefill"] == [("prefill", 2, 4, 6), ("prefill", 1, 2, 6)]
-    assert [group[0].token_ids.tolist() for group in groups] == [continuation([prompt], 6) for prompt in (5, 6, 7)]
+    found = [[c.token_ids.tolist() for c in group] for group in groups]
+    assert found == [[continuation([prompt], 6)] * 2 for prompt in (5, 6, 7)]
     # all three batches together: 6 responses of 6 tokens
     assert (engine.last_stats.sampled_tokens, engine.last_stats.decode_row_steps) == (36, 30)
+    with pytest.raises(ValueError, match="max_batch is 0"):
+        sampler(ToyModel(), max_batch=0)
 
 
 def test_batches():
@@ -206,21 +177,14 @@ def test_each_token_has_the_version_of_the_weights_that_gave_its_logits():
     assert [group[0].token_ids.tolist() for group in groups] == [[EOS], continuation([11], 6), [50, 51, EOS]]
 
 
-def two_batches(last_version):
-    """A call of two batches of 6 tokens that begins with version 5; the last token of all is of ``last_version``."""
+@pytest.mark.parametrize(("last", "told"), [(5, [None, None]), (6, [[5] * 6, [5] * 5 + [6]])])
+def test_one_token_of_another_version_makes_the_whole_call_tell_its_versions(last, told):
+    """A call of two batches of 6 tokens that begins with version 5; the last token of all may be of another one."""
     model = ToyModel()
     model.version = 5
-    signal = version_per_poll(model, [5] * 11 + [last_version])
+    signal = version_per_poll(model, [5] * 11 + [last])
     groups = sampler(model, max_batch=1, should_stop=signal).generate([[5], [6]], 1, GREEDY, 0)
-    return [group[0].versions for group in groups]
-
-
-def test_a_call_that_stays_with_the_version_it_began_with_tells_none():
-    assert two_batches(last_version=5) == [None, None]
-
-
-def test_one_token_of_another_version_makes_the_whole_call_tell_its_versions():
-    assert [versions.tolist() for versions in two_batches(last_version=6)] == [[5] * 6, [5] * 5 + [6]]
+    assert [None if group[0].versions is None else group[0].versions.tolist() for group in groups] == told
 
 
 def test_samples_do_not_share_their_versions():
@@ -235,8 +199,3 @@ def test_logits_that_are_not_numbers_stop_the_run_with_the_place(temperature):
     model = ToyModel(poison=((6,), 2))
     with pytest.raises(RunStopped, match="prompt 1, sample 0, token 2"):
         sampler(model).generate([[5], [6]], 2, SamplingParams(temperature, max_tokens=4), 0)
-
-
-def test_max_batch_must_hold_a_row():
-    with pytest.raises(ValueError, match="max_batch is 0"):
-        sampler(ToyModel(), max_batch=0)

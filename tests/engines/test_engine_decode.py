@@ -11,21 +11,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.decode import CachedDecoder, rotation_table
+from harness.engines.decode import CachedDecoder
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.weights import PlainLinear, build_weights, make_linear
 from harness.models.config import PRESETS, RopeScaling
-from harness.models.decoder import DecoderLM, rotation_at
+from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([""], 258)
 GROUPED = dataclasses.replace(PRESETS["tiny"], vocab_size=258, num_hidden_layers=3)
-PLAIN_HEADS = dataclasses.replace(
-    GROUPED, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_theta=500.0, rms_norm_eps=1e-3
-)
+
 CONFIGS = {
     "grouped heads, tied": GROUPED,
-    "a key for each head, untied": PLAIN_HEADS,
+    "a key for each head, untied": dataclasses.replace(
+        GROUPED, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_theta=500.0, rms_norm_eps=1e-3
+    ),
     "qwen2": dataclasses.replace(GROUPED, model_type="qwen2"),
     "qwen3": dataclasses.replace(GROUPED, model_type="qwen3", rms_norm_eps=1e-6),
     "llama 3.1": dataclasses.replace(GROUPED, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 16)),
@@ -50,9 +50,10 @@ def decoder_for(model, dtype=torch.float32, linear=make_linear):
     return decoder
 
 
-def full_logits(model, token_ids):
+def full_logits(model, histories):
+    """Of one forward pass for each history: the logits that predict its next token."""
     with torch.no_grad():
-        return model(torch.tensor([token_ids])).logits[0, -1]
+        return torch.stack([model(torch.tensor([history])).logits[0, -1] for history in histories])
 
 
 def test_a_cache_in_bfloat16_has_half_the_bytes_and_nearly_the_log_probs():
@@ -66,18 +67,16 @@ def test_a_cache_in_bfloat16_has_half_the_bytes_and_nearly_the_log_probs():
     kept = [engine._backend._cache for engine in (exact, narrow)]
     narrow.generate(RAGGED, 1, sampling, 0)
     assert kept[0]._arena.nbytes == 2 * kept[1]._arena.nbytes > 0
-
-
-def test_a_cache_in_bfloat16_is_for_the_own_models():
-    with pytest.raises(UserError, match="kv_cache"):
+    with pytest.raises(UserError, match="kv_cache"):  # it is for the own models
         native_engine(torch.nn.Linear(2, 2), TOKENIZER, kv_cache="bfloat16")
 
 
-def test_rotations_are_those_of_the_model():
-    table = rotation_table(GROUPED, GROUPED.max_position_embeddings)
-    cos, sin = rotation_at(torch.arange(GROUPED.max_position_embeddings), GROUPED)
-    assert torch.equal(table.real, cos[:, 0])
-    assert torch.equal(table.imag, sin[:, 0])
+def with_next_tokens(histories, step):
+    """Add a token to each history; return them."""
+    tokens = [(13 * step + 7 * row) % 258 for row in range(len(histories))]
+    for history, token in zip(histories, tokens, strict=True):
+        history.append(token)
+    return torch.tensor(tokens)
 
 
 @pytest.mark.parametrize("linear", [make_linear, PlainLinear], ids=["fastest", "plain"])
@@ -89,8 +88,7 @@ def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, li
     with torch.inference_mode():
         logits = decoder.prefill(RAGGED, [0, 1, 1, 2, 3], 6)
         for step in range(6):
-            expected = torch.stack([full_logits(model, history) for history in histories])
-            assert (logits - expected).abs().max() < 1e-4
+            assert (logits - full_logits(model, histories)).abs().max() < 1e-4
             if step == 5:
                 break
             if step == 2:  # the row in slot 1 leaves, the last one takes its place
@@ -99,23 +97,21 @@ def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, li
             if step == 3:  # then the longest prompt, in the last slot but one, and the last
                 decoder.compact([], [], 2)
                 del histories[2:]
-            tokens = [(13 * step + 7 * row) % 258 for row in range(len(histories))]
-            for history, token in zip(histories, tokens, strict=True):
-                history.append(token)
-            logits = decoder.step(torch.tensor(tokens))
+            logits = decoder.step(with_next_tokens(histories, step))
 
 
-@pytest.mark.parametrize("prompt_tokens", [1, 2 * max(map(len, RAGGED))], ids=["one by one", "two at a time"])
-def test_prompts_that_are_computed_in_pieces_give_the_same_logits(prompt_tokens):
-    model, prompt_of_row = spread_model(GROUPED, 1), [0, 2, 1, 1, 3]
-    whole, pieces = decoder_for(model), decoder_for(model)
-    pieces.prompt_tokens = prompt_tokens
-    tokens = torch.tensor([5, 6, 7, 8, 9])
-    with torch.inference_mode():
-        for decoder in (whole, pieces):
-            decoder.found = [decoder.prefill(RAGGED, prompt_of_row, 3), decoder.step(tokens)]
-    for expected, found in zip(whole.found, pieces.found, strict=True):
-        assert (expected - found).abs().max() < 1e-5
+def test_prompts_that_are_computed_in_pieces_give_the_same_logits(monkeypatch):
+    """And so do rotations beyond the first table, which are computed when they are needed."""
+    monkeypatch.setattr("harness.engines.decode._FIRST_POSITIONS", 8)
+    model, prompt_of_row, tokens = spread_model(GROUPED, 1), [0, 2, 1, 1, 3], torch.tensor([5, 6, 7, 8, 9])
+    histories = [RAGGED[prompt] for prompt in prompt_of_row]
+    for prompt_tokens in (1, 2 * max(map(len, RAGGED))):  # one by one, two at a time
+        decoder = decoder_for(model)
+        decoder.prompt_tokens = prompt_tokens
+        with torch.inference_mode():
+            assert (decoder.prefill(RAGGED, prompt_of_row, 3) - full_logits(model, histories)).abs().max() < 1e-4
+            longer = [[*history, token] for history, token in zip(histories, tokens.tolist(), strict=True)]
+            assert (decoder.step(tokens) - full_logits(model, longer)).abs().max() < 1e-4
 
 
 def test_slots_that_wait_for_a_rounder_number_to_leave_change_nothing():
@@ -126,24 +122,20 @@ def test_slots_that_wait_for_a_rounder_number_to_leave_change_nothing():
     with torch.inference_mode():
         logits = decoder.prefill(RAGGED, [index % 4 for index in range(40)], 7)
         for step, num_rows in enumerate([39, 37, 33, 32, 31, 20]):
-            expected = torch.stack([full_logits(model, history) for history in histories])
+            expected = full_logits(model, histories)
             assert logits.shape == expected.shape
             assert (logits - expected).abs().max() < 1e-4
             decoder.compact([len(histories) - 1], [step], num_rows)  # the last row takes a place, others leave
             histories[step] = histories[-1]
             histories = [list(history) for history in histories[:num_rows]]
-            tokens = [(13 * step + 7 * row) % 258 for row in range(num_rows)]
-            for history, token in zip(histories, tokens, strict=True):
-                history.append(token)
-            logits = decoder.step(torch.tensor(tokens))
+            logits = decoder.step(with_next_tokens(histories, step))
             slots.append(len(decoder._positions_R))
     assert slots == [40, 40, 36, 32, 32, 20]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_greedy_tokens_are_those_of_transformers_generate(config, seed):
-    own = spread_model(config, seed)
+def test_greedy_tokens_are_those_of_transformers_generate(config):
+    own = spread_model(config, 1)
     ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
     values = {name: value for name, value in config.to_hf(**ends).items() if name != "model_type"}
     of_theirs = AutoConfig.for_model(config.model_type, **values)
@@ -153,53 +145,23 @@ def test_greedy_tokens_are_those_of_transformers_generate(config, seed):
     padded = torch.tensor([[TOKENIZER.pad_token_id] * (width - len(prompt)) + prompt for prompt in RAGGED])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in RAGGED])
     theirs = reference.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=24)[:, width:].tolist()
-    engine = native_engine(own, TOKENIZER)
-    ours = engine.generate(RAGGED, 1, SamplingParams(temperature=0.0, max_tokens=24), 0)
+    ours = native_engine(own, TOKENIZER).generate(RAGGED, 1, SamplingParams(temperature=0.0, max_tokens=24), 0)
     for (completion,), tokens in zip(ours, theirs, strict=True):
         length = len(completion.token_ids)
         assert completion.token_ids.tolist() == tokens[:length]
         assert set(tokens[length:]) <= {TOKENIZER.pad_token_id}
 
 
-def test_rotations_beyond_the_first_table_are_computed_when_they_are_needed(monkeypatch):
-    monkeypatch.setattr("harness.engines.decode._FIRST_POSITIONS", 8)
-    model = spread_model(GROUPED, 1)
-    decoder = decoder_for(model)
-    with torch.inference_mode():
-        logits = decoder.prefill([[5, 6, 7], [9] * 17], [0, 1], 3)
-    for row, prompt in enumerate(([5, 6, 7], [9] * 17)):
-        assert (logits[row] - full_logits(model, prompt)).abs().max() < 1e-4
-
-
 def test_bfloat16_stays_close_to_float32():
-    model = spread_model(GROUPED, 1)
-    prompts = RAGGED * 8
-    sampling = SamplingParams(max_tokens=16)
-    completions = [
-        group[0] for group in native_engine(model, TOKENIZER, precision="bfloat16").generate(prompts, 1, sampling, 0)
-    ]
-    errors = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        history = [*prompt, *completion.token_ids.tolist()]
-        with torch.no_grad():
-            log_probs = model(torch.tensor([history])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        drawn = log_probs.gather(1, torch.from_numpy(completion.token_ids)[:, None])[:, 0]
-        errors += (drawn - torch.from_numpy(completion.log_probs)).abs().tolist()
+    model, prompts = spread_model(GROUPED, 1), RAGGED * 8
+    groups = native_engine(model, TOKENIZER, precision="bfloat16").generate(
+        prompts, 1, SamplingParams(max_tokens=16), 0
+    )
+    responses = [completion.token_ids.tolist() for (completion,) in groups]
+    exact = native_engine(model, TOKENIZER).score(prompts, responses)
+    errors = np.abs(np.concatenate([completion.log_probs for (completion,) in groups]) - np.concatenate(exact))
     # weights and hidden states of 8 bits: a part in 256 of logits of up to about 10; float32 errs by 1e-6
-    assert 1e-3 < sum(errors) / len(errors) < 0.1
-
-
-def test_weights_may_change_between_two_steps():
-    first, second = spread_model(GROUPED, 1), spread_model(GROUPED, 2)
-    decoder = decoder_for(first)
-    with torch.inference_mode():
-        decoder.prefill([[5, 6, 7]], [0], 4)
-        decoder.weights = build_weights(second.state_dict(), GROUPED, torch.float32, CPU)
-        changed = decoder.step(torch.tensor([8]))
-        unchanged = decoder_for(first)
-        unchanged.prefill([[5, 6, 7]], [0], 4)
-        old = unchanged.step(torch.tensor([8]))
-    assert (changed - old).abs().max() > 0.1
+    assert 1e-3 < errors.mean() < 0.1
 
 
 class Interrupting:
@@ -239,26 +201,6 @@ def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_rep
         assert (decoder.logits_version, undisturbed.logits_version) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("loads", "versions"),
-    [({3: 2, 5: 3}, [1, 1, 2, 2, 3, 3, 3, 3]), ({1: 2, 8: 3}, [2, 2, 2, 2, 2, 2, 2, 3])],
-)
-def test_weights_loaded_in_the_middle_sample_from_the_next_token_on(loads, versions):
-    weights = {version: spread_model(GROUPED, version).state_dict() for version in (1, 2, 3)}
-    polls, sampling = [], SamplingParams(max_tokens=8, min_tokens=8)
-
-    def load_on_the_way():
-        polls.append(None)
-        if len(polls) in loads:
-            engine.load_weights(weights[loads[len(polls)]], loads[len(polls)])
-        return False
-
-    engine = NativeEngine(GROUPED, TOKENIZER, should_stop=load_on_the_way)
-    engine.load_weights(weights[1], 1)
-    sampled = engine.generate([[5, 6], [7, 8, 9]], 2, sampling, 3)
-    assert sampled[0][0].versions.tolist() == versions
-
-
 def test_an_engine_without_weights_says_so():
-    with pytest.raises(RunStopped, match="before any weights were loaded"):
+    with pytest.raises(RunStopped, match="before any weights"):
         NativeEngine(GROUPED, TOKENIZER).generate([[1]], 1, SamplingParams(), 0)

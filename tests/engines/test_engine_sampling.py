@@ -15,31 +15,21 @@ from harness.engines.rng import philox, pinned_lengths, row_uniforms
 from harness.engines.sampling import draw, invert, invert_in_blocks, keep_nucleus
 
 LARGEST_UNIFORM = 1 - 2.0**-24
+LOGITS = st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=16)
+LOGITS = LOGITS.filter(lambda values: max(values) > -math.inf)
 
 
-def words(*values):
-    return tuple(np.array([value], dtype=np.uint64) for value in values)
-
-
-# Known answers published with the authors' own library, Random123 (file kat_vectors, philox4x32 with 10 rounds).
-@pytest.mark.parametrize(
-    ("counter", "key", "answer"),
-    [
+def test_philox_gives_the_published_answers():
+    """Known answers of the authors' own library, Random123 (file kat_vectors, philox4x32 with 10 rounds)."""
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)
+    for counter, key, answer in (
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ],
-)
-def test_philox_gives_the_published_answers(counter, key, answer):
-    assert tuple(int(word[0]) for word in philox(words(*counter), key)) == answer
-
-
-def test_the_first_uniforms_are_the_first_words_of_philox():
-    # seed 0, prompt 0, sample 0: the first known answer above, its upper 24 bits over 2^24
+        (*pi, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ):
+        words = tuple(np.array([value], dtype=np.uint64) for value in counter)
+        assert tuple(int(word[0]) for word in philox(words, key)) == answer
+    # seed 0, prompt 0, sample 0 has the first of them: the upper 24 bits over 2^24
     expected = [(word >> 8) / 2**24 for word in (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)]
     assert row_uniforms(0, [(0, 0)], 4)[:, 0].tolist() == expected
 
@@ -51,9 +41,6 @@ def test_a_row_has_the_same_stream_in_any_batch_and_a_longer_one_starts_alike():
     for column, row in enumerate(rows):
         assert np.array_equal(row_uniforms(5, [row], 11)[:, 0], together[:, column])
     assert np.array_equal(row_uniforms(5, rows, 6), together[:6])
-
-
-def test_streams_differ_by_seed_prompt_and_sample():
     keys = [(0, (0, 0)), (1, (0, 0)), (2**40, (0, 0)), (-1, (0, 0)), (0, (1, 0)), (0, (0, 1))]
     streams = {tuple(row_uniforms(seed, [row], 8)[:, 0].tolist()) for seed, row in keys}
     assert len(streams) == len(keys)
@@ -80,66 +67,49 @@ def test_the_token_is_where_the_cumulative_distribution_passes_the_uniform():
     tokens, log_probs = draw(logits_of([0.5, 0.25, 0.25], 6), SamplingParams(), uniforms)
     assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
     assert log_probs.tolist() == pytest.approx([math.log(p) for p in (0.5, 0.5, 0.25, 0.25, 0.25, 0.25)])
-
-
-def test_temperature_reshapes_the_distribution():
     # p^(1/2) normalised: sqrt(.64, .36) = .8, .6 -> 4/7, 3/7; at T = 2 a uniform of 0.6 is past 4/7 = 0.571
     tokens, log_probs = draw(logits_of([0.64, 0.36]), SamplingParams(temperature=2.0), torch.tensor([0.6]))
-    assert tokens.tolist() == [1]
-    assert log_probs.tolist() == pytest.approx([math.log(3 / 7)])
-
-
-def test_temperature_zero_takes_the_likeliest_and_reports_its_log_prob_at_temperature_one():
+    assert (tokens.tolist(), log_probs.tolist()) == ([1], pytest.approx([math.log(3 / 7)]))
+    # temperature 0 takes the likeliest and reports its log-prob at temperature 1
     tokens, log_probs = draw(logits_of([0.2, 0.5, 0.3]), SamplingParams(temperature=0.0), None)
-    assert tokens.tolist() == [1]
-    assert log_probs.tolist() == pytest.approx([math.log(0.5)])
+    assert (tokens.tolist(), log_probs.tolist()) == ([1], pytest.approx([math.log(0.5)]))
 
 
 def test_a_banned_token_is_never_drawn_and_the_others_share_its_mass():
     # without token 0: 0.3 / 0.5 and 0.2 / 0.5
-    for uniform, token, prob in ((0.0, 1, 0.6), (0.59, 1, 0.6), (0.61, 2, 0.4)):
-        tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(), torch.tensor([uniform]), banned=(0,))
-        assert tokens.tolist() == [token]
-        assert log_probs.tolist() == pytest.approx([math.log(prob)])
-    tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(temperature=0.0), None, banned=(0,))
-    assert tokens.tolist() == [1]
-    assert log_probs.tolist() == pytest.approx([math.log(0.6)])
+    for temperature, uniform, token, prob in (
+        (1.0, 0.0, 1, 0.6),
+        (1.0, 0.59, 1, 0.6),
+        (1.0, 0.61, 2, 0.4),
+        (0.0, 0, 1, 0.6),
+    ):
+        uniforms = torch.tensor([uniform]) if temperature else None
+        tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(temperature), uniforms, banned=(0,))
+        assert (tokens.tolist(), log_probs.tolist()) == ([token], pytest.approx([math.log(prob)]))
 
 
-@pytest.mark.parametrize(
-    ("top_p", "kept"),
-    [
-        (0.3, [0.4, 0, 0, 0]),  # the likeliest alone reaches 0.3
-        (0.65, [0.4, 0, 0.3, 0]),  # 0.4 does not, 0.4 + 0.3 does
-        (0.85, [0.4, 0, 0.3, 0.2]),
-        (0.95, [0.4, 0.1, 0.3, 0.2]),
-    ],
-)
-def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
-    probs = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
-    keep_nucleus(probs, top_p)
-    assert probs.tolist() == [pytest.approx(kept)]
-
-
-def test_top_p_renormalises_the_log_probs():
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
+    """Tokens as likely as its last stay in it, and log-probs are of what is kept."""
+    for before, top_p, kept in (
+        ([0.4, 0.1, 0.3, 0.2], 0.3, [0.4, 0, 0, 0]),  # the likeliest alone reaches 0.3
+        ([0.4, 0.1, 0.3, 0.2], 0.65, [0.4, 0, 0.3, 0]),  # 0.4 does not, 0.4 + 0.3 does
+        ([0.4, 0.1, 0.3, 0.2], 0.85, [0.4, 0, 0.3, 0.2]),
+        ([0.4, 0.1, 0.3, 0.2], 0.95, [0.4, 0.1, 0.3, 0.2]),
+        ([0.25] * 4, 0.4, [0.25] * 4),
+    ):
+        probs = torch.tensor([before])
+        keep_nucleus(probs, top_p)
+        assert probs.tolist() == [pytest.approx(kept)], top_p
     # 0.65 keeps 0.4 and 0.3, that is 4/7 and 3/7
-    sampling = SamplingParams(top_p=0.65)
-    tokens, log_probs = draw(logits_of([0.4, 0.1, 0.3, 0.2], 2), sampling, torch.tensor([0.57, 0.58]))
+    uniforms = torch.tensor([0.57, 0.58])
+    tokens, log_probs = draw(logits_of([0.4, 0.1, 0.3, 0.2], 2), SamplingParams(top_p=0.65), uniforms)
     assert tokens.tolist() == [0, 2]
     assert log_probs.tolist() == pytest.approx([math.log(4 / 7), math.log(3 / 7)])
 
 
-def test_tokens_as_likely_as_the_last_of_the_nucleus_stay_in_it():
-    probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]])
-    keep_nucleus(probs, 0.4)
-    assert probs.tolist() == [[0.25] * 4]
-
-
 @settings(max_examples=200, deadline=None)
 @given(
-    logits=st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=40).filter(
-        lambda values: max(values) > -math.inf
-    ),
+    logits=LOGITS,
     uniform=st.sampled_from([0.0, 2.0**-24, 0.5, LARGEST_UNIFORM]),
     temperature=st.sampled_from([0.3, 1.0, 4.0]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
@@ -171,46 +141,39 @@ def rounded_by(errors):
     return scan
 
 
-@pytest.mark.parametrize(
-    ("errors", "uniform", "token"),
-    [
+def test_a_scan_that_rounds_never_draws_an_impossible_token():
+    probs = torch.tensor([[0.5, 0.0, 0.0, 0.5, 0.0]])
+    for errors, uniform, token in (
         ([0.0, 0.01, 0.01, 0.0, 0.0], 0.5, 0),  # the sum rises at tokens 1 and 2: the possible one before them
         ([0.0, 0.01, 0.0, 0.0, 0.0], LARGEST_UNIFORM, 3),
         ([0.0, 0.0, 0.0, -0.01, 0.0], LARGEST_UNIFORM, 3),  # it rises at the impossible last one
         ([0.0, 0.0, 0.0, 0.0, -0.01], LARGEST_UNIFORM, 3),  # it falls there
-    ],
-)
-def test_a_scan_that_rounds_never_draws_an_impossible_token(errors, uniform, token):
-    probs = torch.tensor([[0.5, 0.0, 0.0, 0.5, 0.0]])
-    tokens, log_probs = invert_in_blocks(probs, torch.tensor([uniform]), 8, rounded_by(errors))
-    assert tokens.tolist() == [token]
-    assert log_probs.tolist() == pytest.approx([math.log(0.5)], abs=0.011)  # the total is off too
-
-
-def test_before_the_first_possible_token_the_first_is_drawn_and_other_rows_keep_theirs():
-    probs = torch.tensor([[0.0, 0.0, 0.25, 0.75], [0.5, 0.25, 0.25, 0.0]])
-    tokens, _ = invert_in_blocks(probs, torch.tensor([0.0, 0.6]), 4, rounded_by([0.0, 0.01, 0.0, 0.0]))
+    ):
+        tokens, log_probs = invert_in_blocks(probs, torch.tensor([uniform]), 8, rounded_by(errors))
+        assert tokens.tolist() == [token], errors
+        assert log_probs.tolist() == pytest.approx([math.log(0.5)], abs=0.011)  # the total is off too
+    # before the first possible token the first is drawn, and other rows keep theirs
+    two = torch.tensor([[0.0, 0.0, 0.25, 0.75], [0.5, 0.25, 0.25, 0.0]])
+    tokens, _ = invert_in_blocks(two, torch.tensor([0.0, 0.6]), 4, rounded_by([0.0, 0.01, 0.0, 0.0]))
     assert tokens.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("block", [1, 3, 512])
-def test_in_blocks_a_gpu_draws_what_a_cpu_draws(block) -> None:
+def test_in_blocks_a_gpu_draws_what_a_cpu_draws() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = (torch.randn(400, 1000, generator=generator) * 4).softmax(-1)
     probs[:, ::3] = 0.0
     uniforms = torch.randint(0, 2**24, (400,), generator=generator) / 2**24
-    tokens, log_probs = invert_in_blocks(probs, uniforms, block)
     expected, expected_log_probs = invert(probs, uniforms)
-    same = tokens == expected
-    assert int((~same).sum()) <= 2  # rounding at a border draws the neighbour
-    assert torch.allclose(log_probs[same], expected_log_probs[same], rtol=0, atol=1e-5)
+    for block in (1, 3, 512):
+        tokens, log_probs = invert_in_blocks(probs, uniforms, block)
+        same = tokens == expected
+        assert int((~same).sum()) <= 2  # rounding at a border draws the neighbour
+        assert torch.allclose(log_probs[same], expected_log_probs[same], rtol=0, atol=1e-5)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    logits=st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=40).filter(
-        lambda values: max(values) > -math.inf
-    ),
+    logits=LOGITS,
     uniform=st.one_of(
         st.sampled_from([0.0, 2.0**-24, LARGEST_UNIFORM]), st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
     ),

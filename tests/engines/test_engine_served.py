@@ -3,7 +3,6 @@
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from harness.core.errors import Diverged, RunStopped, UserError
@@ -36,23 +35,20 @@ def row_of(text, *, stop=(), min_tokens=0, finish=None, version=0):
     return row
 
 
-def test_a_stop_string_ends_a_row_and_stays_in_it() -> None:
+def test_a_stop_string_ends_a_row_stays_in_it_and_nothing_follows() -> None:
     row = row_of("a stop, and more", stop=("stop",))
     assert (row.is_done, row.was_cut, len(row.token_ids)) == (True, True, 6)
+    row.take([5], [-0.1], 0, "length")
     (done,) = to_completions([row], 1, 0, LETTERS)[0]
     assert (done.text, done.finish_reason, done.token_ids.tolist()) == ("a stop", "stop", [ord(c) for c in "a stop"])
-    assert done.versions is None
-
-
-def test_a_stop_string_within_min_tokens_is_ignored() -> None:
-    row = row_of("ab ab", stop=("ab",), min_tokens=3)
-    assert len(row.token_ids) == 5  # the first one ends at token 2
-    assert row.is_done
+    assert (len(done.log_probs), done.versions) == (6, None)
+    within = row_of("ab ab", stop=("ab",), min_tokens=3)  # the first one ends at token 2
+    assert (len(within.token_ids), within.is_done) == (5, True)
 
 
 def test_the_engines_own_reasons() -> None:
-    ends = [(row_of("ab", finish=reason), reason) for reason in ("stop", "length")]
-    for row, reason in ends:
+    for reason in ("stop", "length"):
+        row = row_of("ab", finish=reason)
         assert (row.is_done, row.was_cut, row.completion(LETTERS, False).finish_reason) == (True, False, reason)
     last = row_of("ab", stop=("b",), finish="length")  # completed by the last token there was room for
     assert (last.was_cut, last.completion(LETTERS, False).finish_reason) == (False, "stop")
@@ -63,27 +59,15 @@ def test_versions_are_told_of_all_rows_where_one_saw_another_than_the_first() ->
     old, new = row_of("ab", finish="stop"), row_of("cd", finish="stop")
     new.row, new.versions = (0, 1), [0, 1]
     told = to_completions([new, old], 1, 0, LETTERS)[0]
-    assert [completion.text for completion in told] == ["ab", "cd"]
-    assert [completion.versions.tolist() for completion in told] == [[0, 0], [0, 1]]
+    assert [(completion.text, completion.versions.tolist()) for completion in told] == [("ab", [0, 0]), ("cd", [0, 1])]
     assert [completion.versions for completion in to_completions([old], 1, 0, LETTERS)[0]] == [None]
-
-
-def test_a_log_prob_that_is_no_number_names_its_place() -> None:
-    row = row_of("ab", finish="length")
-    row.row, row.log_probs = (2, 3), [-0.5, float("nan")]
+    old.row, old.log_probs = (2, 3), [-0.5, float("nan")]
     with pytest.raises(Diverged, match="not finite at prompt 2, sample 3, token 1"):
-        to_completions([row], 3, 0, LETTERS)
-
-
-def test_nothing_is_kept_behind_the_end() -> None:
-    row = row_of("stop", stop=("st",))
-    assert np.array(row.log_probs).shape == (2,)
-    row.take([5], [-0.1], 0, "length")
-    assert len(row.token_ids) == 2
+        to_completions([old], 3, 0, LETTERS)
 
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it() -> None:
-    with pytest.raises(UserError, match=r"engine\.type is vllm, and vLLM is not installed") as refused:
+    with pytest.raises(UserError, match=r"engine\.type is vllm") as refused:
         check_vllm_installed(find=lambda name: None)
     assert "engine.type to native" in str(refused.value.fix)
     check_vllm_installed(find=lambda name: object())
@@ -103,29 +87,27 @@ def test_the_reason_of_an_error_is_its_first_line_that_says_something() -> None:
     assert told == ["Value error, the length is too large", "one", "ValueError"]
 
 
-def test_what_vllm_is_told_of_a_row() -> None:
-    def told(sampling):
-        return row_options(ResponseRow((0, 0), sampling, StopStrings(LETTERS, (), ends=[0]), seed=5), sampling)
-
-    assert told(SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)) == {
-        "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 20, "stop_token_ids": [0], "seed": 5,
-        "logprobs": 0,
-    }  # fmt: skip
-    assert (
-        told(SamplingParams(temperature=0.0, top_p=0.5))["top_p"] == 1.0
-    )  # its log-probs are of the whole distribution
-
-
-def test_a_row_of_pinned_length_has_that_many_tokens_at_least_and_at_most() -> None:
-    stops = StopStrings(LETTERS, ())
+def test_what_vllm_is_told_of_a_row_and_of_one_of_pinned_length() -> None:
+    """Seeds and lengths are of the prompts' places."""
+    stops = StopStrings(LETTERS, (), ends=[0])
+    row = ResponseRow((0, 0), SamplingParams(), stops, seed=5)
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)
+    told = {"temperature": 0.7, "top_p": 0.9, "stop_token_ids": [0], "seed": 5, "logprobs": 0}
+    assert row_options(ResponseRow((0, 0), sampling, stops, seed=5), sampling) == {
+        **told,
+        "min_tokens": 2,
+        "max_tokens": 20,
+    }
+    greedy = row_options(row, SamplingParams(temperature=0.0, top_p=0.5))
+    assert greedy["top_p"] == 1.0  # its log-probs are of the whole distribution
     pinned = SamplingParams(min_tokens=1, max_tokens=24, pinned_lengths=(3, 20))
     rows = response_rows([[1], [2]], 2, pinned, 5, [8, 11], stops)
     assert [row.row for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    streams = [(8, 0), (8, 1), (11, 0), (11, 1)]  # by the places of the prompts
+    streams = [(8, 0), (8, 1), (11, 0), (11, 1)]
     assert [row.seed for row in rows] == [derive_seed(5, *stream) for stream in streams]
     lengths = pinned_lengths(5, streams, (3, 20)).tolist()
-    told = [row_options(row, pinned) for row in rows]
-    assert [own["min_tokens"] for own in told] == [own["max_tokens"] for own in told] == lengths
+    owns = [row_options(row, pinned) for row in rows]
+    assert [own["min_tokens"] for own in owns] == [own["max_tokens"] for own in owns] == lengths
     (free,) = response_rows([[1]], 1, SamplingParams(max_tokens=24), 5, None, stops)
     assert (free.min_tokens, free.max_tokens) == (0, 24)
     assert response_rows([], 2, pinned, 5, None, stops) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,49 +68,46 @@ class Recorded:
         self._aborted = asyncio.Event()
         self.tokenizer_manager = SimpleNamespace(abort_request=self._abort)
 
+    def _note(self, call: str, **arguments: Any) -> Any:
+        self.calls.append((call, arguments))
+        return True, "ok"
+
     def _abort(self, abort_all: bool) -> None:
-        self.calls.append(("abort_request", {"abort_all": abort_all}))
+        self._note("abort_request", abort_all=abort_all)
         self._aborted.set()
 
     async def async_generate(self, **request: Any) -> list[dict[str, Any]]:
-        self.calls.append(("async_generate", request))
+        self._note("async_generate", **request)
         if self._hangs:
             await self._aborted.wait()
         return [self._answers.pop(0) for _ in request["input_ids"]]
 
     def generate(self, **request: Any) -> list[dict[str, Any]]:
-        self.calls.append(("generate", request))
+        self._note("generate", **request)
         return [self._answers.pop(0) for _ in request["input_ids"]]
 
     def begin_weight_update(self) -> Any:
-        self.calls.append(("begin_weight_update", {}))
-        return True, "ok"
+        return self._note("begin_weight_update")
 
     def end_weight_update(self) -> Any:
-        self.calls.append(("end_weight_update", {}))
-        return True, "ok"
+        return self._note("end_weight_update")
 
     def update_weights_from_tensor(self, named_tensors: list[tuple[str, torch.Tensor]], flush_cache: bool) -> Any:
-        names = [name for name, _ in named_tensors]
-        self.calls.append(("update_weights_from_tensor", {"names": names, "flush_cache": flush_cache}))
+        self._note("update_weights_from_tensor", names=[name for name, _ in named_tensors], flush_cache=flush_cache)
         return self._takes
-
-    def shutdown(self) -> None:
-        self.calls.append(("shutdown", {}))
 
 
 def engine(recorded: Recorded, **options: Any) -> SglangEngine:
     return SglangEngine(recorded, MODEL, TOKENIZER, device="cpu", **options)
 
 
-def test_without_sglang_the_refusal_says_where_to_read_on() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("sglang") is not None:
-        pytest.skip("SGLang is installed here")
-    with pytest.raises(UserError, match="SGLang is not installed") as refused:
-        check_sglang_usable({})
-    assert "docs/sglang.md" in (refused.value.fix or "")
+def test_without_sglang_or_with_raw_log_probs_by_environment_it_is_refused() -> None:
+    with pytest.raises(UserError, match="SGLANG_RETURN_ORIGINAL_LOGPROB is set"):
+        check_sglang_usable({"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})
+    if find_spec("sglang") is None:
+        with pytest.raises(UserError, match="not installed") as refused:
+            check_sglang_usable({})
+        assert "docs/sglang.md" in (refused.value.fix or "")
 
 
 def test_options_ask_for_seeds_that_count_and_for_a_kernel_that_takes_float32() -> None:
@@ -126,14 +124,15 @@ def test_options_ask_for_seeds_that_count_and_for_a_kernel_that_takes_float32() 
         "log_level": "error",
         "attention_backend": "triton",
     }
-    narrow = engine_options(Path("policy"), SimpleNamespace(**{**vars(settings), "precision": "bfloat16"}), "cuda")
-    assert "attention_backend" not in narrow
+    narrow = SimpleNamespace(**{**vars(settings), "precision": "bfloat16"})
+    assert "attention_backend" not in engine_options(Path("policy"), narrow, "cuda")
     on_cpu = engine_options(Path("policy"), settings, "cpu")
     assert "enable_deterministic_inference" not in on_cpu
     assert (on_cpu["attention_backend"], on_cpu["sampling_backend"]) == ("torch_native", "pytorch")
 
 
 def test_each_row_has_a_seed_of_its_own() -> None:
+    """Stop strings that are ignored at first, or beside pinned lengths, are found by the harness alone."""
     params = params_of(SamplingParams(temperature=0.7, max_tokens=9, min_tokens=1, stop=("</a>",)), 3)
     assert [(own["temperature"], own["max_new_tokens"], own["min_new_tokens"]) for own in params] == [(0.7, 9, 1)] * 3
     assert [own["stop"] for own in params] == [["</a>"]] * 3
@@ -141,23 +140,17 @@ def test_each_row_has_a_seed_of_its_own() -> None:
     assert len(set(seeds)) == 3
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert seeds == [own["sampling_seed"] for own in params_of(SamplingParams(max_tokens=9), 3)]
-
-
-def test_stop_strings_that_are_ignored_at_first_are_found_here_alone() -> None:
     assert all("stop" not in own for own in params_of(SamplingParams(min_tokens=2, stop=("x",)), 0))
-
-
-def test_pinned_lengths_are_forced() -> None:
-    params = params_of(SamplingParams(max_tokens=9, pinned_lengths=(3, 7), stop=("x",)), 0)
-    assert all(own["min_new_tokens"] == own["max_new_tokens"] and 3 <= own["max_new_tokens"] <= 7 for own in params)
-    assert all("stop" not in own for own in params)
+    pinned = params_of(SamplingParams(max_tokens=9, pinned_lengths=(3, 7), stop=("x",)), 0)
+    assert all(own["min_new_tokens"] == own["max_new_tokens"] and 3 <= own["max_new_tokens"] <= 7 for own in pinned)
+    assert all("stop" not in own for own in pinned)
 
 
 def test_answers_become_completions_in_the_order_of_the_rows() -> None:
+    """A request larger than the batch is served in turns."""
     end = TOKENIZER.eos_token_id
     recorded = Recorded([answer([5, end], "stop"), answer([7, 8, 9]), answer([10, end], "stop")])
-    groups = engine(recorded, max_batch=2).generate([[5, 6], [7]], 1, SamplingParams(max_tokens=3), 0)
-    groups += engine(recorded).generate([[5]], 1, SamplingParams(max_tokens=3), 0)
+    groups = engine(recorded, max_batch=2).generate([[5, 6], [7], [5]], 1, SamplingParams(max_tokens=3), 0)
     assert [[c.token_ids.tolist() for c in group] for group in groups] == [[[5, end]], [[7, 8, 9]], [[10, end]]]
     assert [group[0].finish_reason for group in groups] == ["stop", "length", "stop"]
     assert groups[0][0].log_probs.tolist() == [-0.5, -0.5]
@@ -166,12 +159,6 @@ def test_answers_become_completions_in_the_order_of_the_rows() -> None:
     requests = [request for name, request in recorded.calls if name == "async_generate"]
     assert [request["input_ids"] for request in requests] == [[[5, 6], [7]], [[5]]]
     assert all(request["return_logprob"] for request in requests)
-
-
-def test_a_request_larger_than_the_batch_is_served_in_turns() -> None:
-    recorded = Recorded([answer([5])] * 5)
-    engine(recorded, max_batch=2).generate([[5]], 5, SamplingParams(max_tokens=1), 0)
-    assert [len(request["input_ids"]) for _, request in recorded.calls] == [2, 2, 1]
 
 
 def test_tokens_behind_a_stop_string_are_cut_off() -> None:
@@ -189,28 +176,28 @@ def test_what_sglang_gives_up_stops_the_run() -> None:
     row = ResponseRow((3, 0), SamplingParams(), StopStrings(TOKENIZER, ()))
     broken = answer([5])
     broken["meta_info"]["finish_reason"] = {"type": "abort", "message": "out of memory"}
-    with pytest.raises(RunStopped, match="gave the request of prompt 3 up: out of memory"):
-        take_answer(row, broken)
-    with pytest.raises(RunStopped, match="no log-probabilities"):
-        take_answer(row, answer([]))
-
-
-def test_logits_that_are_no_numbers_are_a_divergence() -> None:
+    for given, message in ((broken, "prompt 3 up: out of memory"), (answer([]), "no log-probabilities")):
+        with pytest.raises(RunStopped, match=message):
+            take_answer(row, given)
     with pytest.raises(Diverged, match="not finite at prompt 0, sample 0, token 0"):
         engine(Recorded([answer([5], log_prob=float("nan"))])).generate([[5]], 1, SamplingParams(max_tokens=1), 0)
 
 
-def test_a_cut_distribution_is_refused_since_its_log_probs_would_be_of_the_whole_one() -> None:
-    with pytest.raises(UserError, match=r"top_p is 0\.9 with engine\.type sglang"):
-        engine(Recorded()).generate([[5]], 1, SamplingParams(top_p=0.9), 0)
-
-
-def test_bad_requests_are_refused_before_sglang_hears_of_them() -> None:
+def test_bad_requests_and_weights_are_refused_before_sglang_hears_of_them() -> None:
+    """Of a cut distribution too, since its log-probs would be of the whole one."""
     recorded = Recorded()
-    with pytest.raises(UserError, match="prompt 1"):
-        engine(recorded).generate([[5], []], 1, SamplingParams(), 0)
+    for prompts, sampling, message in (
+        ([[5], []], SamplingParams(), "prompt 1"),
+        ([[5]], SamplingParams(top_p=0.9), r"top_p is 0\.9 with engine\.type sglang"),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine(recorded).generate(prompts, 1, sampling, 0)
     with pytest.raises(UserError, match="response 0 of those to score"):
         engine(recorded).score([[]], [[5]])
+    weights = dict(MODEL.named_parameters())
+    del weights["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is missing"):
+        engine(recorded).load_weights(weights)
     assert recorded.calls == []
 
 
@@ -234,59 +221,29 @@ def test_scores_are_those_of_the_responses_tokens() -> None:
     assert request["sampling_params"]["temperature"] == 1.0
 
 
-@pytest.mark.parametrize("tokens", [[], [(None, 7, None)], [(-1.0, 8, None)]])
-def test_scores_of_other_tokens_stop_the_run(tokens: list[Any]) -> None:
-    with pytest.raises(RunStopped, match="scored other tokens"):
-        scored_tokens(answer([0], input_token_logprobs=tokens), [7])
+def test_scores_of_other_tokens_and_weights_that_are_not_taken_stop_the_run() -> None:
+    for tokens in ([], [(None, 7, None)], [(-1.0, 8, None)]):
+        with pytest.raises(RunStopped, match="scored other tokens"):
+            scored_tokens(answer([0], input_token_logprobs=tokens), [7])
+    for taken, reason in (((False, "shape mismatch"), "shape mismatch"), (False, "no reason")):
+        with pytest.raises(RunStopped, match=f"the weights: {reason}"):
+            engine(Recorded(takes=taken)).load_weights(dict(MODEL.named_parameters()))
 
 
 def test_weights_come_by_name_and_what_the_old_ones_cached_is_flushed() -> None:
-    recorded = Recorded()
+    recorded, names = Recorded(), [name for name, _ in MODEL.named_parameters()]
     engine(recorded).load_weights(dict(MODEL.named_parameters()), version=1)
-    update = recorded.calls[1][1]
-    assert [name for name, _ in recorded.calls] == [
-        "begin_weight_update", "update_weights_from_tensor", "end_weight_update"
-    ]  # fmt: skip
-    assert update["flush_cache"] is True
-    assert update["names"] == [name for name, _ in MODEL.named_parameters()]
+    assert recorded.calls == [
+        ("begin_weight_update", {}),
+        ("update_weights_from_tensor", {"names": names, "flush_cache": True}),
+        ("end_weight_update", {}),
+    ]
 
 
-def test_weights_that_do_not_belong_to_the_policy_never_reach_sglang() -> None:
-    recorded = Recorded()
-    weights = dict(MODEL.named_parameters())
-    del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is missing"):
-        engine(recorded).load_weights(weights)
-    assert recorded.calls == []
-
-
-@pytest.mark.parametrize(("taken", "reason"), [((False, "shape mismatch"), "shape mismatch"), (False, "no reason")])
-def test_weights_that_sglang_does_not_take_stop_the_run(taken: Any, reason: str) -> None:
-    with pytest.raises(RunStopped, match=f"did not take the weights: {reason}"):
-        engine(Recorded(takes=taken)).load_weights(dict(MODEL.named_parameters()))
-
-
-def test_raw_log_probs_by_environment_are_refused() -> None:
-    with pytest.raises(UserError, match="SGLANG_RETURN_ORIGINAL_LOGPROB is set"):
-        check_sglang_usable({"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})
-
-
-SERVED = "engine: {type: sglang}\n"
-ACTORS = SERVED + "transport: {type: object_store_numpy}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (ACTORS + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n", "must be native or vllm"),
-    ],
-)
-def test_scenarios_that_sglang_cannot_serve_are_refused_when_loaded(tmp_path: Path, text: str, message: str) -> None:
+def test_a_scenario_that_sglang_can_serve_loads_and_one_that_it_cannot_is_refused(tmp_path: Path) -> None:
+    text = "engine: {type: sglang}\ntransport: {type: object_store_numpy}\n"
     (tmp_path / "trial.yaml").write_text(text)
-    with pytest.raises(UserError, match=message):
-        load_scenario(tmp_path / "trial.yaml")
-
-
-def test_a_scenario_that_sglang_can_serve_loads(tmp_path: Path) -> None:
-    (tmp_path / "trial.yaml").write_text(ACTORS)
     assert load_scenario(tmp_path / "trial.yaml").engine.type == "sglang"
+    (tmp_path / "trial.yaml").write_text(text + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n")
+    with pytest.raises(UserError, match="must be native or vllm"):
+        load_scenario(tmp_path / "trial.yaml")

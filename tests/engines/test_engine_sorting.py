@@ -35,10 +35,6 @@ def distributions(model, temperature=1.0):
         return (model(torch.tensor(PROMPTS)).double() / temperature).softmax(-1).numpy()
 
 
-def test_the_native_engine_of_a_sorting_model():
-    assert isinstance(engine_of(flat_model()), SortingEngine)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_responses_come_as_often_as_they_should(temperature):
     """Chi-square over all 125 responses to each prompt, those expected fewer than 5 times counted together.
@@ -65,13 +61,17 @@ def test_responses_come_as_often_as_they_should(temperature):
         assert statistic < freedom + 2 * (freedom * 9.3) ** 0.5 + 2 * 9.3
 
 
-def test_log_probs_are_those_of_the_model():
+def test_log_probs_are_those_of_the_model_at_temperature_one():
+    """Of sampled and of given tokens."""
     model = flat_model()
     logs = np.log(distributions(model))
     for prompt, group in enumerate(engine_of(model).generate(PROMPTS, 20, SAMPLING, 0)):
         for completion in group:
             exact = [logs[prompt, position, token] for position, token in enumerate(completion.token_ids)]
             assert completion.log_probs.tolist() == pytest.approx(exact, abs=1e-5)
+    found = engine_of(model).score([PROMPTS[1], PROMPTS[0]], [[4, 0, 2], [1]])
+    assert found[0].tolist() == pytest.approx([logs[1, 0, 4], logs[1, 1, 0], logs[1, 2, 2]], abs=1e-5)
+    assert found[1].tolist() == pytest.approx([logs[0, 0, 1]], abs=1e-5)
 
 
 def test_a_whole_response_has_ended_and_a_cut_one_has_not():
@@ -84,27 +84,22 @@ def test_a_whole_response_has_ended_and_a_cut_one_has_not():
 def test_min_tokens_ban_no_number():
     """There is no end of sequence to hold back: the tokens are those without a minimum."""
     engine = engine_of(flat_model())
+    assert isinstance(engine, SortingEngine)
     free, held = (engine.generate(PROMPTS, 50, SamplingParams(min_tokens=n, max_tokens=3), 0) for n in (0, 3))
     assert [c.text for group in free for c in group] == [c.text for group in held for c in group]
     assert {token for group in free for c in group for token in c.token_ids.tolist()} == {0, 1, 2, 3, 4}
 
 
-def test_greedy_takes_the_likeliest_number_of_each_position():
-    model = flat_model()
-    groups = engine_of(model).generate(PROMPTS, 2, SamplingParams(temperature=0.0, max_tokens=3), 0)
-    likeliest = distributions(model).argmax(-1).tolist()
-    assert [[c.token_ids.tolist() for c in group] for group in groups] == [[row, row] for row in likeliest]
-
-
 def test_weights_are_copied_by_name_and_bad_ones_leave_the_old():
     first, second = flat_model(0), flat_model(1)
     engine = engine_of(first)
-    greedy = SamplingParams(temperature=0.0, max_tokens=3)
 
     def likeliest():
+        greedy = SamplingParams(temperature=0.0, max_tokens=3)
         return [[c.token_ids.tolist() for c in group] for group in engine.generate(PROMPTS, 1, greedy, 0)]
 
     before = likeliest()
+    assert before == [[row] for row in distributions(first).argmax(-1).tolist()]
     weights = {name: tensor.clone() for name, tensor in second.named_parameters()}
     engine.load_weights(dict(reversed(weights.items())), version=1)
     after = likeliest()
@@ -112,14 +107,9 @@ def test_weights_are_copied_by_name_and_bad_ones_leave_the_old():
     for tensor in weights.values():
         tensor.data.zero_()
     assert likeliest() == after
-    with pytest.raises(ValueError, match=r"the old ones stay: decode_weights is missing; other is unknown"):
-        engine.load_weights(
-            {
-                "embedding": weights["embedding"],
-                "encode_weights": weights["encode_weights"],
-                "other": weights["embedding"],
-            }
-        )
+    other = {"embedding": weights["embedding"], "encode_weights": weights["encode_weights"], "other": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"decode_weights is missing; other is unknown"):
+        engine.load_weights(other)
     with pytest.raises(ValueError, match=r"embedding has shape \(5, 9\), must be \(5, 10\)"):
         engine.load_weights(weights | {"embedding": torch.zeros(5, 9)})
     assert likeliest() == after
@@ -146,20 +136,17 @@ def test_weights_that_come_between_two_positions_sample_the_later_ones():
 def test_bad_requests_and_weights_are_refused():
     model = flat_model()
     engine = engine_of(model)
-    with pytest.raises(UserError, match="a prompt has 4 tokens, the sorting model takes at most 3"):
-        engine.generate([[1, 2, 3, 4]], 1, SAMPLING, 0)
-    with pytest.raises(UserError, match="token ids from 1 to 5, the model knows 0 to 4"):
-        engine.generate([[1, 2, 5]], 1, SAMPLING, 0)
-    with pytest.raises(UserError, match="min_tokens is 4, must be from 0 to max_tokens, which is 3"):
-        engine.generate(PROMPTS, 1, SamplingParams(min_tokens=4, max_tokens=3), 0)
+    for prompts, sampling, message in (
+        ([[1, 2, 3, 4]], SAMPLING, "4 tokens, the sorting model takes at most 3"),
+        ([[1, 2, 5]], SAMPLING, "token ids from 1 to 5, the model knows 0 to 4"),
+        (
+            PROMPTS,
+            SamplingParams(min_tokens=4, max_tokens=3),
+            "min_tokens is 4, must be from 0 to max_tokens, which is 3",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine.generate(prompts, 1, sampling, 0)
     engine.load_weights({name: tensor * torch.nan for name, tensor in model.named_parameters()})
     with pytest.raises(RunStopped, match="not finite at prompt 0, sample 0, token 0"):
         engine.generate(PROMPTS, 1, SAMPLING, 0)
-
-
-def test_given_tokens_are_scored_at_temperature_one():
-    model = flat_model()
-    logs = np.log(distributions(model))
-    found = engine_of(model).score([PROMPTS[1], PROMPTS[0]], [[4, 0, 2], [1]])
-    assert found[0].tolist() == pytest.approx([logs[1, 0, 4], logs[1, 1, 0], logs[1, 2, 2]], abs=1e-5)
-    assert found[1].tolist() == pytest.approx([logs[0, 0, 1]], abs=1e-5)

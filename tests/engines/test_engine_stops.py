@@ -24,15 +24,8 @@ def first_stop(stops, token_ids):
     return None
 
 
-def test_the_tokenizer_of_these_tests_splits_characters():
-    assert len(encode("é")) == 2
-    assert len(encode("日")) == 3
-    assert decode_text(BYTES, encode("日")[:2]) == "\ufffd"
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "end"),
-    [
+def test_the_first_token_that_completes_a_stop_string():
+    for text, stop, end in (
         ("ab</answer>cd", ("</answer>",), len("ab</answer>")),
         ("a<b</answer></answer>", ("</answer>",), len("a<b</answer>")),
         ("one two. three", ("three", "two"), len("one two")),
@@ -42,10 +35,13 @@ def test_the_tokenizer_of_these_tests_splits_characters():
         ("aaab", ("aab",), 4),
         ("nothing here", ("xyz",), None),
         ("日", ("\xe6",), None),  # the first byte of 日 is no character
-    ],
-)
-def test_the_first_token_that_completes_a_stop_string(text, stop, end):
-    assert first_stop(StopStrings(BYTES, stop), encode(text)) == end
+    ):
+        assert first_stop(StopStrings(BYTES, stop), encode(text)) == end, text
+    for min_tokens, end in ((0, 2), (1, 2), (2, 6), (5, 6), (6, None)):
+        # within the first tokens they are ignored: "ab" is complete at tokens 2 and 6
+        assert first_stop(StopStrings(BYTES, ("ab",), min_tokens), encode("abcdab")) == end, min_tokens
+    # tokens: a, first byte of é, second byte; only the first two are ignored
+    assert first_stop(StopStrings(BYTES, ("é",), 2), encode("aé")) == 3
 
 
 def test_an_unfinished_character_behind_the_stop_string_does_not_hide_it():
@@ -93,28 +89,21 @@ def test_a_stop_string_that_is_one_token_ends_by_its_id():
     assert StopStrings(tokenizer, ("\n", "|im_end|")).texts == ("\n", "|im_end|")
 
 
-@pytest.mark.parametrize(
-    ("stop", "named"),
-    [("<|im_end|><|eos|>", "<|im_end|>"), ("<|im_end|>\n", "<|im_end|>"), ("ok<|eos|>", "<|eos|>"),
-     ("<|im_end|>!<|eos|>", "<|im_end|>!")],
-)  # fmt: skip
-def test_a_stop_string_with_a_special_token_in_it_is_refused_with_the_token(stop, named):
+def test_a_stop_string_with_a_special_token_in_it_is_refused_with_the_token():
     tokenizer, _ = with_tokens()
-    with pytest.raises(UserError, match="is never found") as refused:
-        StopStrings(tokenizer, ("a", stop))
+    for stop, named in (
+        ("<|im_end|><|eos|>", "<|im_end|>"),
+        ("<|im_end|>\n", "<|im_end|>"),
+        ("ok<|eos|>", "<|eos|>"),
+        ("<|im_end|>!<|eos|>", "<|im_end|>!"),
+    ):
+        with pytest.raises(UserError, match="is never found") as refused:
+            StopStrings(tokenizer, ("a", stop))
+        assert refused.value.where == "sampling.stop"
+        assert f'["{named}"]' in refused.value.fix
+    with pytest.raises(UserError, match="a stop string is empty") as refused:
+        StopStrings(BYTES, ("a", ""))
     assert refused.value.where == "sampling.stop"
-    assert f'["{named}"]' in refused.value.fix
-
-
-@pytest.mark.parametrize(("min_tokens", "end"), [(0, 2), (1, 2), (2, 6), (5, 6), (6, None)])
-def test_stop_strings_within_the_first_tokens_are_ignored(min_tokens, end):
-    # "ab" is complete at tokens 2 and 6
-    assert first_stop(StopStrings(BYTES, ("ab",), min_tokens), encode("abcdab")) == end
-
-
-def test_a_character_that_min_tokens_cuts_in_two_may_complete_a_stop_string():
-    # tokens: a, first byte of é, second byte; only the first two are ignored
-    assert first_stop(StopStrings(BYTES, ("é",), 2), encode("aé")) == 3
 
 
 def test_only_tokens_that_can_complete_one_are_decoded():
@@ -123,8 +112,3 @@ def test_only_tokens_that_can_complete_one_are_decoded():
     assert suspects == [">"]
     assert StopStrings(BYTES, ("x\n",)).is_suspect(encode("q")[0])  # ends in whitespace: any token may
     assert not StopStrings(BYTES, ())
-
-
-def test_an_empty_stop_string_is_refused():
-    with pytest.raises(UserError, match=r"a stop string is empty.*\n.*sampling\.stop"):
-        StopStrings(BYTES, ("a", ""))

@@ -40,7 +40,6 @@ from harness.settings.engine import VllmEngineSettings
 from tests.messages import facts
 
 GIB = 2**30
-VLLMS_OWN_SHARE = 0.92  # config/cache.py of vLLM 0.32
 QWEN = sizes_from_hf(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
 H200, CARD_80, CARD_24 = 143_771 * 2**20, 80 * GIB, 24 * GIB
 LEARNER = 24_800_000_000  # 1,543,714,304 weights at 16 bytes: float32 weights, gradients and Adam's two averages
@@ -58,6 +57,12 @@ def starts(options, free, total):
     return free >= math.ceil(total * options["gpu_memory_utilization"])
 
 
+def options_of(settings, device, sleeps=False, model=None):
+    return vllm_options(
+        model or DecoderLM(PRESETS["tiny"]), settings, 256, device, sleeps, gpu_memory=(20 * GIB, CARD_24)
+    )
+
+
 # The process
 
 
@@ -71,31 +76,31 @@ def test_torch_compiles_on_gpus_whatever_the_user_has_set_and_not_on_cpus(device
     assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is compiles
 
 
-def test_only_a_cpu_is_told_what_is_for_cpus() -> None:
+def test_only_a_cpu_is_told_what_is_for_cpus_and_an_actor_gets_the_environment_of_its_device() -> None:
     cpu, cuda = environment("cpu"), environment("cuda")
     assert cpu.items() - cuda.items() == {("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("TORCHDYNAMO_DISABLE", "1")}
     assert cuda.items() - cpu.items() == {("TORCHDYNAMO_DISABLE", "0")}
     assert cuda["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_an_actor_gets_the_environment_of_its_device(device) -> None:
     scenario = load_scenario("vllm_sync")
-    found = environment_of(scenario, "generator", 3, device)
-    assert found.items() >= environment(device).items()
-    assert found["OMP_NUM_THREADS"] == "3"
-    assert "TORCHDYNAMO_DISABLE" not in environment_of(scenario, "learner", 3, device)
+    for device, wanted in (("cpu", cpu), ("cuda", cuda)):
+        found = environment_of(scenario, "generator", 3, device)
+        assert found.items() >= {**wanted, "OMP_NUM_THREADS": "3"}.items()
+        assert "TORCHDYNAMO_DISABLE" not in environment_of(scenario, "learner", 3, device)
 
 
 def test_on_a_gpu_it_compiles_and_takes_graphs_on_a_cpu_it_does_neither() -> None:
-    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
-    memory = {"gpu_memory": (20 * GIB, CARD_24)}
-    cuda = vllm_options(model, settings, 256, "cuda", True, **memory)
-    cpu = vllm_options(model, settings, 256, "cpu", True)
+    settings = VllmEngineSettings(max_batch=4)
+    cuda, cpu = (options_of(settings, device, sleeps=True) for device in ("cuda", "cpu"))
     assert (cuda["enforce_eager"], cuda["enable_chunked_prefill"], cuda["enable_sleep_mode"]) == (False, True, True)
     assert (cpu["enforce_eager"], cpu["enable_chunked_prefill"]) == (True, False)
     assert {"enable_sleep_mode", "gpu_memory_utilization"} & cpu.keys() == set()
-    assert "enable_sleep_mode" not in vllm_options(model, settings, 256, "cuda", False, **memory)
+    assert "enable_sleep_mode" not in options_of(settings, "cuda")
+    share = settings.model_copy(update={"gpu_memory_utilization": 0.5})
+    with pytest.raises(UserError):  # of a GPU, on a CPU
+        options_of(share, "cpu")
+    told = options_of(share, "cuda")
+    assert told["gpu_memory_utilization"] == 0.5
+    assert "kv_cache_memory_bytes" not in told
 
 
 # Memory
@@ -113,54 +118,51 @@ def test_memory_for_keys_and_values() -> None:
 
 
 def test_beside_a_learner_on_a_large_card_it_asks_for_what_it_needs() -> None:
-    free = H200 - LEARNER
-    options = gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER), free, H200)
+    options = gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER), H200 - LEARNER, H200)
     assert options["kv_cache_memory_bytes"] == 73 * OF_ROW  # 8.0 GiB: all rows of full length
     needed = WEIGHTS + WORKSPACE_BYTES + 73 * OF_ROW
     assert options["gpu_memory_utilization"] == pytest.approx(needed / H200)  # 0.091
-    assert starts(options, free, H200)
-    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, H200)
 
 
-@pytest.mark.parametrize("taken", [0, LEARNER], ids=["before the learner has taken its memory", "afterwards"])
-def test_what_the_learner_will_take_stays_its_own(taken) -> None:
-    room = CARD_80 - LEARNER
-    options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(LEARNER), CARD_80 - taken, CARD_80)
-    assert options["kv_cache_memory_bytes"] == (room - WEIGHTS - WORKSPACE_BYTES) // 2
-
-
-def test_two_generators_on_one_card_take_the_same() -> None:
-    both = Neighbours(2 * CUDA_BYTES, engines=2)
-    first = gpu_share(qwen_cache(1024), WEIGHTS, both, CARD_80 - 2 * CUDA_BYTES, CARD_80)
-    taken = WEIGHTS + WORKSPACE_BYTES + first["kv_cache_memory_bytes"]
-    free = CARD_80 - 2 * CUDA_BYTES - taken
-    second = gpu_share(qwen_cache(1024), WEIGHTS, both, free, CARD_80)
-    assert second == first
-    assert taken < (CARD_80 - 2 * CUDA_BYTES) // 2
-    assert starts(second, free, CARD_80)
-    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, CARD_80)
-
-
-def test_on_a_small_card_beside_the_policy_that_its_process_has_loaded() -> None:
-    policy = 2 * WEIGHTS  # in float32: vLLM starts from it, and then the weights that arrive lie in its place
+def test_what_others_will_take_stays_their_own() -> None:
+    """A Learner's, before it has taken its memory and afterwards; and the policy that the process itself has loaded,
+    in float32: vLLM starts from it, and then the weights that arrive lie in its place."""
+    for taken in (0, LEARNER):
+        options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(LEARNER), CARD_80 - taken, CARD_80)
+        assert options["kv_cache_memory_bytes"] == (CARD_80 - LEARNER - WEIGHTS - WORKSPACE_BYTES) // 2
+    policy = 2 * WEIGHTS
     free = CARD_24 - policy - CUDA_BYTES
     options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(policy + CUDA_BYTES), free, CARD_24)
     assert options["kv_cache_memory_bytes"] == (free - WEIGHTS - WORKSPACE_BYTES) // 2
     assert starts(options, free, CARD_24)
-    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, CARD_24)
+
+
+def test_two_generators_on_one_card_take_the_same() -> None:
+    both, free = Neighbours(2 * CUDA_BYTES, engines=2), CARD_80 - 2 * CUDA_BYTES
+    first = gpu_share(qwen_cache(1024), WEIGHTS, both, free, CARD_80)
+    taken = WEIGHTS + WORKSPACE_BYTES + first["kv_cache_memory_bytes"]
+    assert taken < free // 2
+    assert gpu_share(qwen_cache(1024), WEIGHTS, both, free - taken, CARD_80) == first
+    assert starts(first, free - taken, CARD_80)
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    """Needed, weights, keys and values, work; left, free of all, and what the plan gives to others."""
     policy = 2 * WEIGHTS
     with pytest.raises(UserError) as refused:
         gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER + CUDA_BYTES), CARD_24 - policy - CUDA_BYTES, CARD_24)
-    assert refused.value.what == (
-        "vLLM needs 5.0 GiB of the GPU (2.9 GiB for weights, 0.1 GiB for keys and values, 2.0 GiB to work in), and "
-        "0.4 GiB are left for it: of 24.0 GiB 17.7 GiB are free, and the memory plan gives 23.6 GiB to the other parts"
-    )
+    assert facts(refused.value.what) == "5.0 2.9 0.1 2.0 0.4 24.0 17.7 23.6"
     asked = qwen_cache(max_batch=1024, asked_gib=20)
-    with pytest.raises(UserError, match=r"vLLM needs 24\.9 GiB .* for 2 vLLMs"):
+    with pytest.raises(UserError, match=r"24\.9 GiB .* for 2 vLLMs"):
         gpu_share(asked, WEIGHTS, Neighbours(engines=2), CARD_24, CARD_24)
+    for share, free, advised in (
+        (0.85, CARD_24 // 2, "0.5"),  # half of the card is free: at most 0.5
+        (0.1, CARD_24, "0.21"),  # weights 2.88 GiB + workspace 2 GiB + a row 0.11 GiB = 4.98 of 24 GiB: 0.2077
+    ):
+        with pytest.raises(UserError) as refused:
+            gpu_share(replace(qwen_cache(), asked_share=share), WEIGHTS, ALONE, free, CARD_24)
+        assert refused.value.where == "engine.gpu_memory_utilization"
+        assert facts(refused.value.fix) == advised
 
 
 def test_a_size_that_the_scenario_names_is_taken_to_the_last_byte() -> None:
@@ -172,35 +174,6 @@ def test_a_size_that_the_scenario_names_is_taken_to_the_last_byte() -> None:
         gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free - 1, CARD_24)
 
 
-def test_a_share_of_the_gpu_is_handed_to_vllm_as_it_is() -> None:
-    """`--set engine.gpu_memory_utilization=0.85` was refused, with another engine's setting as the advice."""
-    share = replace(qwen_cache(), asked_share=0.85)
-    assert gpu_share(share, WEIGHTS, ALONE, CARD_80, CARD_80) == {"gpu_memory_utilization": 0.85}
-
-
-@pytest.mark.parametrize(
-    ("share", "free", "advised"),
-    [
-        (0.85, CARD_24 // 2, "0.5"),  # half of the card is free: at most 0.5
-        (0.1, CARD_24, "0.21"),  # weights 2.88 GiB + workspace 2 GiB + a row 0.11 GiB = 4.98 of 24 GiB: 0.2077
-    ],
-)
-def test_a_share_without_room_or_too_small_for_the_model_is_refused(share: float, free: int, advised: str) -> None:
-    with pytest.raises(UserError) as refused:
-        gpu_share(replace(qwen_cache(), asked_share=share), WEIGHTS, ALONE, free, CARD_24)
-    assert refused.value.where == "engine.gpu_memory_utilization"
-    assert facts(refused.value.fix) == advised
-
-
-def test_a_share_of_a_gpu_is_refused_on_a_cpu() -> None:
-    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4, gpu_memory_utilization=0.5)
-    with pytest.raises(UserError):
-        vllm_options(model, settings, 256, "cpu", True)
-    told = vllm_options(model, settings, 256, "cuda", True, gpu_memory=(20 * GIB, CARD_24))
-    assert told["gpu_memory_utilization"] == 0.5
-    assert "kv_cache_memory_bytes" not in told
-
-
 # Engine and memory plan
 
 
@@ -209,11 +182,10 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
     for preset, config in PRESETS.items():
         changes = [f"model.preset={preset}", "model.warm_start=false", "engine.max_batch=40"]
         scenario = load_scenario("vllm_sync", changes)
-        model, shape = DecoderLM(config), config
+        model, context = DecoderLM(config), config.max_position_embeddings
         for device in ("cpu", "cuda"):
-            memory = {"gpu_memory": (H200, H200)}
-            told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)
-            _, of_engine, _ = generator_amounts(scenario, shape, 48, device == "cuda")
+            told = vllm_options(model, scenario.engine, context, device, False, gpu_memory=(H200, H200))
+            _, of_engine, _ = generator_amounts(scenario, config, 48, device == "cuda")
             amounts = {amount.name: amount for amount in of_engine}
             cache = amounts["key/value cache"]
             assert told["kv_cache_memory_bytes"] == cache.num_bytes + cache.more
@@ -234,10 +206,8 @@ def test_the_config_of_transformers_counts_the_same() -> None:
 
 
 def trial(tmp_path, *settings):
-    folder = tmp_path / "qwen"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(PUBLIC_SHAPES["qwen2.5-math-1.5b"]))
-    model = f"model={{type: folder, path: {folder}, precision: bfloat16}}"
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC_SHAPES["qwen2.5-math-1.5b"]))
+    model = f"model={{type: folder, path: {tmp_path}, precision: bfloat16}}"
     return load_scenario("vllm_sync", [model, "engine.precision=bfloat16", *settings])
 
 
@@ -246,38 +216,26 @@ def on_gpu(generator, learner, **others):
     return f"placement={{device: cuda, {parts}" + "".join(f", {key}: {value}" for key, value in others.items()) + "}"
 
 
-@pytest.mark.parametrize(
-    ("placement", "learner", "engines"),
-    [
+def test_who_shares_the_gpu_follows_from_the_placement(tmp_path) -> None:
+    for placement, learner, engines in (
         (on_gpu("gpus: 1", 1, colocated="false"), False, 1),
         (on_gpu("gpus: 1, count: 2", 1, colocated="true"), True, 2),
         (on_gpu("gpus: 0.5, count: 3", 1, colocated="false"), False, 2),
         (on_gpu("gpus: 0.25, count: 2", 0.5, colocated="false"), True, 2),
         (on_gpu("gpus: 0.5", 0.75, colocated="false"), False, 1),
-    ],
-)
-def test_who_shares_the_gpu_follows_from_the_placement(placement, learner, engines, tmp_path) -> None:
-    scenario = trial(tmp_path, placement)
-    plan = make_plan(scenario, QWEN, has_gpu=True)
-    of_learner = sum(amount.num_bytes for amount in plan.processes[0].amounts)
-    received = {amount.name: amount.num_bytes for amount in plan.processes[1].amounts}["received weights"]
-    expected = engines * (received + CUDA_BYTES) + (of_learner if learner else 0)
-    assert beside_vllm(scenario, QWEN) == Neighbours(expected, engines)
-    assert beside_vllm(scenario, None) == Neighbours(0, engines)
-
-
-def test_a_learner_on_a_cpu_takes_nothing_of_the_gpu(tmp_path) -> None:
-    scenario = trial(tmp_path, "placement={device: auto, colocated: false, generator: {gpus: 1}, learner: {gpus: 0}}")
-    assert beside_vllm(scenario, QWEN) == Neighbours(2 * WEIGHTS + CUDA_BYTES, 1)  # the float32 weights that arrive
-
-
-def test_in_one_process_the_learner_is_always_beside_it(tmp_path) -> None:
-    scenario = trial(tmp_path, "transport.type=in_process", "placement.device=cuda")
-    found = beside_vllm(scenario, QWEN)
-    assert found.num_bytes > 16 * 1_543_714_304 + CUDA_BYTES
-    assert found.engines == 1
-    with pytest.raises(UserError):
-        gpu_share(qwen_cache(), WEIGHTS, found, CARD_24 - 2 * WEIGHTS, CARD_24)
+    ):
+        scenario = trial(tmp_path, placement)
+        plan = make_plan(scenario, QWEN, has_gpu=True)
+        of_learner = sum(amount.num_bytes for amount in plan.processes[0].amounts)
+        received = {amount.name: amount.num_bytes for amount in plan.processes[1].amounts}["received weights"]
+        expected = engines * (received + CUDA_BYTES) + (of_learner if learner else 0)
+        assert beside_vllm(scenario, QWEN) == Neighbours(expected, engines), placement
+        assert beside_vllm(scenario, None) == Neighbours(0, engines)
+    on_cpu = trial(tmp_path, "placement={device: auto, colocated: false, generator: {gpus: 1}, learner: {gpus: 0}}")
+    assert beside_vllm(on_cpu, QWEN) == Neighbours(2 * WEIGHTS + CUDA_BYTES, 1)  # the float32 weights that arrive
+    in_process = beside_vllm(trial(tmp_path, "transport.type=in_process", "placement.device=cuda"), QWEN)
+    assert in_process.num_bytes > 16 * 1_543_714_304 + CUDA_BYTES  # the Learner is always beside it
+    assert in_process.engines == 1
 
 
 def test_the_table_tells_the_cache_that_must_be_and_the_one_that_may_be(tmp_path) -> None:
@@ -344,16 +302,15 @@ def test_it_is_woken_once_for_a_load_and_what_is_generated_from_it() -> None:
         engine.score([], [])  # the proof of the sync
         generate(engine)
     assert llm.said == ["load", "sleep 1", *["wake_up", "load", "sleep 1"] * 2]  # awake when it has started
-
-
-def test_an_evaluation_between_a_load_and_a_batch_wakes_it_once_more() -> None:
-    llm = Scripted()
-    engine = engine_of(llm)
-    load(engine)
-    for _ in ("evaluation", "batch"):
-        generate(engine)
+    llm.said.clear()
+    generate(engine)  # an evaluation before the batch wakes it once more
     engine.score([], [])  # found asleep, left asleep
-    assert llm.said == ["load", "sleep 1", "wake_up", "sleep 1", "wake_up", "sleep 1"]
+    assert llm.said == ["wake_up", "sleep 1"] * 2
+    awake = Scripted()
+    never = VllmEngine(awake, MODEL, LETTERS)
+    load(never)
+    generate(never)
+    assert awake.said == ["load"]  # one that does not sleep is never told to
 
 
 def test_after_an_error_it_sleeps_where_it_slept_before() -> None:
@@ -389,14 +346,6 @@ def test_a_load_on_another_thread_leaves_a_busy_engine_awake() -> None:
     assert engine.version == 2
 
 
-def test_an_engine_that_does_not_sleep_is_never_told_to() -> None:
-    llm = Scripted()
-    engine = VllmEngine(llm, MODEL, LETTERS)
-    load(engine)
-    generate(engine)
-    assert llm.said == ["load"]
-
-
 # Workers
 
 
@@ -429,15 +378,12 @@ class Workers(Scripted):
 def test_every_worker_reads_whole_tensors_from_a_file_that_is_gone_afterwards() -> None:
     """Of any type and layout: pieces of one buffer, rows of a transposed matrix."""
     flat = torch.arange(12, dtype=torch.bfloat16)
-    weights = {"a": flat[:6].view(2, 3), "b": flat[6:].view(2, 3).t()}
     worker = Worker("a", "b")
-    with in_memory_file(weights) as file:
+    with in_memory_file({"a": flat[:6].view(2, 3), "b": flat[6:].view(2, 3).t()}) as file:
         assert put_file(worker, file) == ["bias", "weight"]
     assert not os.path.exists(file.path)
-    assert {name: tensor.tolist() for name, tensor in worker.loaded.items()} == {
-        "a": [[0, 1, 2], [3, 4, 5]],
-        "b": [[6, 9], [7, 10], [8, 11]],
-    }
+    found = {name: tensor.tolist() for name, tensor in worker.loaded.items()}
+    assert found == {"a": [[0, 1, 2], [3, 4, 5]], "b": [[6, 9], [7, 10], [8, 11]]}
     assert worker.loaded["b"].dtype == torch.bfloat16
 
 
@@ -492,17 +438,16 @@ def test_classes_that_vllm_changes_make_models_again() -> None:
     assert policy(1) == Family()(1) == 2
 
 
-@pytest.mark.parametrize(("context", "refused"), [(None, True), (9, True), (8, False), (4, False)])
-def test_rows_longer_than_a_window_that_vllm_makes_wider_are_refused(context, refused) -> None:
+def test_rows_longer_than_a_window_that_vllm_makes_wider_are_refused() -> None:
     config = SimpleNamespace(model_type="cohere2", sliding_window=8, max_position_embeddings=512)
-    settings = VllmEngineSettings(context=context)
-    if refused:
-        with pytest.raises(UserError, match="one token more than its window of 8") as error:
-            context_of(settings, config)
-        assert error.value.fix == "set engine.context to at most 8, or engine.type to native"
-    else:
-        assert context_of(settings, config) == context
-    assert context_of(settings, SimpleNamespace(model_type="mistral", sliding_window=8)) == context
+    for context in (None, 9):
+        with pytest.raises(UserError, match="window of 8") as error:
+            context_of(VllmEngineSettings(context=context), config)
+        assert "engine.context to at most 8" in error.value.fix
+    for context in (8, 4):
+        assert context_of(VllmEngineSettings(context=context), config) == context
+    other = SimpleNamespace(model_type="mistral", sliding_window=8)
+    assert context_of(VllmEngineSettings(context=9), other) == 9
 
 
 def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:
@@ -519,17 +464,14 @@ def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:
 
 
 def test_workers_are_told_how_many_they_are_and_share_weights_and_cache() -> None:
-    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
+    settings = VllmEngineSettings(max_batch=4)
     two = settings.model_copy(update={"tensor_parallel": 2})
-    memory = {"gpu_memory": (20 * GIB, CARD_24)}
     for device in ("cpu", "cuda"):
-        alone = vllm_options(model, settings, 256, device, False, **memory)
-        shared = vllm_options(model, two, 256, device, False, **memory)
+        alone, shared = options_of(settings, device), options_of(two, device)
         assert shared["kv_cache_memory_bytes"] == alone["kv_cache_memory_bytes"] // 2
         assert (shared["tensor_parallel_size"], shared["distributed_executor_backend"]) == (2, "mp")
         assert "tensor_parallel_size" not in alone
-    asked = two.model_copy(update={"kv_cache_gib": 0.001})
-    told = vllm_options(model, asked, 256, "cpu", False)
+    told = options_of(two.model_copy(update={"kv_cache_gib": 0.001}), "cpu")
     assert told["kv_cache_memory_bytes"] == round(0.0005 * GIB)
 
 

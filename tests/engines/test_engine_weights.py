@@ -7,23 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from harness.engines.weights import build_weights, check_names_and_shapes, group_heads, pair_adjacent
+from harness.engines.weights import build_weights, check_names_and_shapes
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 
 TINY = PRESETS["tiny"]
 CPU = torch.device("cpu")
-
-
-def test_pairs_become_neighbours_head_by_head():
-    rows = torch.arange(8.0)[:, None]  # two heads of 4: pairs (0, 2), (1, 3)
-    assert pair_adjacent(rows, 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-def test_heads_are_grouped_by_the_key_they_share():
-    # four query heads, two keys, two values, D = 1
-    q, k, v = (torch.tensor(values)[:, None] for values in ([1.0, 2, 3, 4], [10.0, 20], [100.0, 200]))
-    assert group_heads(q, k, v, 2).flatten().tolist() == [1, 2, 10, 100, 3, 4, 20, 200]
 
 
 def test_problems_are_named_and_counted():

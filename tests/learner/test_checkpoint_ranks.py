@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.learner.checkpoint import LearnerState
 from harness.learner.ranks import FsdpRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from tests.learner.test_checkpoint import BATCHES, RICH, all_of
+from tests.learner.test_checkpoint import BATCHES, RICH, all_of, assert_same
 from tests.learner.test_process_group import learner_rank
 from tests.learner.test_ranks import MODES, SHAPE, whole
 from tests.learner.tiny_training import changed, train_on
@@ -27,7 +28,6 @@ from tests.rank_pool import RankPool
 
 OPTIONS = changed(RICH, minibatches_per_epoch=1, gradient_accumulation_steps=2, optimizer__max_grad_norm=0.5)
 STOP, END = 3, 5
-Everything = dict[str, Any]
 
 
 def new_trainer(mode: str) -> PolicyTrainer:
@@ -38,7 +38,7 @@ def new_trainer(mode: str) -> PolicyTrainer:
     return PolicyTrainer(model, 0, OPTIONS, ranks=FsdpRanks(*MODES[mode]))
 
 
-def everything(trainer: PolicyTrainer) -> Everything:
+def everything(trainer: PolicyTrainer) -> dict[str, Any]:
     """All that was learnt, whole; a collective."""
     return {name: whole(value) if isinstance(value, Tensor) else value for name, value in all_of(trainer).items()}
 
@@ -86,23 +86,21 @@ def load_and_go_on(rank: int, mode: str, saved: Path, into: Path) -> list[Any]:
     return [loaded, go_on(trainer, mode), everything(trainer)]
 
 
-def assert_same(found: Everything, wanted: Everything) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value, name
-
-
-def by_name(saved: Everything) -> Everything:
+def by_name(saved: dict[str, Any]) -> dict[str, Any]:
     """What does not depend on how ranks are cut: ranks tell of their own rows."""
     return {name: value for name, value in saved.items() if name != "last good"}
 
 
-def tensors_in(folder: Path) -> dict[str, list[Tensor]]:
-    found: dict[str, list[Tensor]] = {}
-    for file in folder.glob("*.safetensors"):
-        for name, tensor in load_file(file).items():
-            found.setdefault(name, []).append(tensor)
-    return found
+def assert_close(trainer: PolicyTrainer, found: dict[str, Any]) -> None:
+    """The weights of one process are those of ranks, whose sums run in another order."""
+    for name, weight in trainer.weights().items():
+        torch.testing.assert_close(weight, found[f"policy {name}"], rtol=0, atol=1e-4, msg=name)
+
+
+def elements_in(folder: Path) -> dict[str, int]:
+    """How many elements of each tensor the files of a folder hold together."""
+    pieces = [load_file(file).items() for file in folder.glob("*.safetensors")]
+    return dict(sum((Counter({name: tensor.numel() for name, tensor in each}) for each in pieces), Counter()))
 
 
 @pytest.mark.parametrize(
@@ -124,40 +122,39 @@ def test_ranks_go_on_bit_for_bit_and_one_process_reads_what_they_wrote(
     alone = new_trainer("one")
     LearnerState(alone).load(checkpoint.folder)
     assert_same(everything(alone), found[0][0])
-    # every element is written once
-    written = {name: sum(piece.numel() for piece in pieces) for name, pieces in tensors_in(checkpoint.folder).items()}
-    assert written.keys() == {name for name, _ in _saved_alone(alone, tmp_path / "alone")}
-    assert written == dict(_saved_alone(alone, tmp_path / "again"))
+    draft = begin(tmp_path / "alone", STOP)
+    LearnerState(alone).save(draft, {})
+    assert elements_in(checkpoint.folder) == elements_in(draft)  # each is written once
     metrics = go_on(alone, "one")
     assert metrics["grad_norm"].value == pytest.approx(found[0][2][0]["grad_norm"].value, rel=1e-3)
-    for name, weight in alone.weights().items():
-        torch.testing.assert_close(weight, found[0][2][1][f"policy {name}"], rtol=0, atol=1e-4, msg=name)
+    assert_close(alone, found[0][2][1])
 
 
-def _saved_alone(trainer: PolicyTrainer, folder: Path) -> list[tuple[str, int]]:
-    state, draft = LearnerState(trainer), begin(folder, STOP)
-    state.save(draft, {})
-    return [(name, pieces[0].numel()) for name, pieces in tensors_in(draft).items()]
-
-
-def passed_on(pool: RankPool, folder: Path, modes: list[str]) -> None:
+@pytest.mark.parametrize(
+    "modes",
+    [
+        ["fsdp2", "ddp", "tp"],
+        pytest.param(["fsdp2 x tp", "fsdp2 on 3", "hsdp", "tp", "ddp x tp", "ddp"], marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_any_kind_and_number_read_what_others_wrote(
+    modes: list[str], rank_pool: RankPool, tmp_path: Path
+) -> None:
     """Each mode reads what the one before it wrote, and writes it again: nothing of it changes."""
     trainer = new_trainer("one")
     train_on(trainer, BATCHES[:STOP])
     wanted = everything(trainer)
-    state, draft = LearnerState(trainer), begin(folder / "0", STOP)
+    state, draft = LearnerState(trainer), begin(tmp_path / "0", STOP)
     state.save(draft, {})
-    written = state.finish()
-    saved = commit(draft, written.files, 1).folder
+    saved = commit(draft, state.finish().files, 1).folder
     metrics = go_on(trainer, "one")
     for number, mode in enumerate(modes, 1):
-        found = pool.run(MODES[mode][1].ranks, load_and_go_on, mode, saved, folder / str(number))
+        found = rank_pool.run(MODES[mode][1].ranks, load_and_go_on, mode, saved, tmp_path / str(number))
         for loaded, of_rank, in_the_end in found:
             assert_same(loaded, wanted)
             assert of_rank["loss"].value == pytest.approx(metrics["loss"].value, abs=1e-6), mode
-            for name, weight in trainer.weights().items():
-                torch.testing.assert_close(weight, in_the_end[f"policy {name}"], rtol=0, atol=1e-4, msg=name)
-        checkpoint, refused = newest_whole(folder / str(number))
+            assert_close(trainer, in_the_end)
+        checkpoint, refused = newest_whole(tmp_path / str(number))
         assert checkpoint is not None
         assert refused == ()
         saved = checkpoint.folder
@@ -166,27 +163,17 @@ def passed_on(pool: RankPool, folder: Path, modes: list[str]) -> None:
     assert_same(everything(alone), wanted)
 
 
-def test_two_ranks_of_any_kind_read_what_others_wrote(rank_pool: RankPool, tmp_path: Path) -> None:
-    passed_on(rank_pool, tmp_path, ["fsdp2", "ddp", "tp"])
-
-
-@pytest.mark.slow
-def test_any_number_of_ranks_reads_what_others_wrote(rank_pool: RankPool, tmp_path: Path) -> None:
-    passed_on(rank_pool, tmp_path, ["fsdp2 x tp", "fsdp2 on 3", "hsdp", "tp", "ddp x tp", "fsdp2", "ddp"])
-
-
 def test_files_of_one_rank_alone_are_refused_with_both_numbers(rank_pool: RankPool, tmp_path: Path) -> None:
     """As when a file of rank 0 stands for the whole, which no manifest of ours would say."""
-    saved = rank_pool.run(2, save_a_half, tmp_path)[0]
-    text = (saved / "learner.json").read_text().replace('"ranks": 2', '"ranks": 1')
-    (saved / "learner.json").write_text(text)
+    saved = rank_pool.run(2, save_at_once, tmp_path)[0]
+    file = saved / "learner.json"
+    file.write_text(file.read_text().replace('"ranks": 2', '"ranks": 1'))
     with pytest.raises(UserError, match=r"of the \d+ elements of .*; it was saved by 1 ranks and is loaded by 1"):
         LearnerState(new_trainer("one")).load(saved)
 
 
-def save_a_half(rank: int, folder: Path) -> Path:
-    trainer = new_trainer("fsdp2")
-    return save(trainer, folder, asynchronous=False)
+def save_at_once(rank: int, folder: Path) -> Path:
+    return save(new_trainer("fsdp2"), folder, asynchronous=False)
 
 
 def workers_of(rank: int, folder: Path) -> list[Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,20 +23,17 @@ from harness.learner.deepspeed import DeepSpeedRanks
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.settings.learner import ZeroStage
-from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
+from tests.learner.test_ranks import PLAIN, RICH, assert_near, drawn_batches, same_metrics
 from tests.learner.tiny_training import CONFIG, changed, groups, train_on
 from tests.rank_pool import RankPool
 
-HERE = find_spec("deepspeed") is not None
 STAGES: tuple[ZeroStage, ...] = (1, 2, 3)
 Batches = tuple[tuple[RolloutGroup, ...], ...]
 
 
-def needs_deepspeed(test: Any) -> Any:
-    """Mark a test of ranks that start DeepSpeed."""
-    return pytest.mark.slow(
-        pytest.mark.skipif(not HERE, reason="deepspeed is not installed: make install PARTS=deepspeed")(test)
-    )
+pytestmark = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="deepspeed is not installed: make install PARTS=deepspeed"
+)
 
 
 @dataclass(frozen=True)
@@ -117,145 +115,139 @@ def note_gradients(trainer: PolicyTrainer, into: dict[str, Tensor]) -> None:
     trainer.ranks.clip_gradients = noting  # type: ignore[method-assign]
 
 
-def train_all(rank: int, jobs: list[Job]) -> list[Trained]:
-    """One process group for all jobs: DeepSpeed keeps the first one it sees."""
-    return [train(job) for job in jobs]
+FIVE = tuple(groups(seed, num_groups=5) for seed in range(5))
+FAST = changed(RICH, optimizer__learning_rate=0.1)
+STEPS = [
+    Job(FAST, FIVE, sgd=True),
+    Job(FAST, FIVE, sgd=True, checkpointing=True),
+    Job(PLAIN, FIVE),
+    Job(changed(RICH, optimizer__weight_decay=0.1), FIVE),
+]
+CUT = Job(RICH, (groups(0), groups(1)), 3)
+NARROW = Job(replace(PLAIN, precision="bfloat16"), (groups(0), groups(1)))
+
+
+def splits(ranks: int) -> list[Job]:
+    """Odd groups, a group that lost rollouts, fewer rows than ranks, microbatches without rows."""
+    return [
+        Job(options, (made,))
+        for name in ("sequence_mean", "token_mean", "constant")
+        for options, made in drawn_batches(ranks, name)[:2]
+    ]
+
+
+def at_each_stage(jobs: list[Job]) -> list[Job]:
+    return [replace(job, stage=stage) for stage in STAGES for job in jobs]
+
+
+def run_on_rank(rank: int, ranks: int) -> dict[str, Any]:
+    """All jobs in one process group: DeepSpeed keeps the first one it sees."""
+    found: dict[str, Any] = {"splits": [train(job) for job in at_each_stage(splits(ranks))]}
+    if ranks == 2:
+        found["steps"] = [train(job) for job in at_each_stage(STEPS)]
+        found["cut"] = [train(CUT)]
+        found["bfloat16"] = [train(job) for job in at_each_stage([NARROW])]
+        found["diverged"] = diverge()
+    return found
 
 
 @pytest.fixture(scope="module")
-def run_jobs() -> Iterator[Callable[[int, list[Job]], list[list[Trained]]]]:
-    """Runs jobs on so many new ranks; returns for each job what each rank has."""
-    code = "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"
-    subprocess.run(  # a minute when it was never compiled here, longer than a rank may take
-        [sys.executable, "-c", code], env=os.environ | {"DS_ACCELERATOR": "cpu"}, check=True, capture_output=True
-    )
-    pools: list[RankPool] = []
+def on_ranks() -> Callable[[int], list[dict[str, Any]]]:
+    """What each of so many ranks found; run once for all tests."""
 
-    def run(ranks: int, jobs: list[Job]) -> list[list[Trained]]:
-        pools.append(RankPool())
-        found = pools[-1].run(ranks, train_all, jobs)
-        pools[-1].close()
-        return [list(of_job) for of_job in zip(*found, strict=True)]
+    @cache
+    def run(ranks: int) -> list[dict[str, Any]]:
+        code = "from deepspeed.accelerator import get_accelerator as a"
+        code += "; a().create_op_builder('ShareMemCommBuilder').load()"  # a minute when it was never compiled here
+        environment = os.environ | {"DS_ACCELERATOR": "cpu"}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+        with closing(RankPool()) as pool, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tests.rank_pool.START_S", 600.0)  # for all jobs together
+            return pool.run(ranks, run_on_rank, ranks)
 
-    yield run
-    for pool in pools:
-        pool.close()
+    return run
 
 
-def agree(found: list[Trained]) -> None:
-    """Assert what all ranks must share."""
-    for other in found[1:]:
-        assert all(torch.equal(other.weights[name], found[0].weights[name]) for name in found[0].weights)
-        assert other.metrics["loss"] == found[0].metrics["loss"]
-        assert other.metrics["grad_norm"] == found[0].metrics["grad_norm"]
+def by_job(found: list[dict[str, Any]], name: str) -> list[list[Trained]]:
+    """What each rank has of each job, after comparing what all ranks must share."""
+    jobs = [list(of_job) for of_job in zip(*(of_rank[name] for of_rank in found), strict=True)]
+    for first, *others in jobs:
+        for other in others:
+            assert all(torch.equal(other.weights[weight], first.weights[weight]) for weight in first.weights)
+            assert other.metrics["loss"] == first.metrics["loss"]
+            assert other.metrics["grad_norm"] == first.metrics["grad_norm"]
+    return jobs
 
 
-@needs_deepspeed
-def test_five_steps_are_those_of_one_process(run_jobs: Any) -> None:
+def test_five_steps_are_those_of_one_process(on_ranks: Any) -> None:
     """SGD exactly; AdamW, which divides by gradients of next to nothing, within a fiftieth of the way."""
-    batches = tuple(groups(seed, num_groups=5) for seed in range(5))
-    trained = [
-        Job(changed(RICH, optimizer__learning_rate=0.1), batches, sgd=True),
-        Job(changed(RICH, optimizer__learning_rate=0.1), batches, sgd=True, checkpointing=True),
-        Job(PLAIN, batches),
-        Job(changed(RICH, optimizer__weight_decay=0.1), batches),
-    ]
-    jobs = [replace(job, stage=stage) for stage in STAGES for job in trained]
-    wanted = [train(job) for job in trained]
+    wanted = [train(job) for job in STEPS]
     start = {name: parameter.detach() for name, parameter in DecoderLM(CONFIG, seed=1).named_parameters()}
-    for number, (job, found) in enumerate(zip(jobs, run_jobs(2, jobs), strict=True)):
-        one = wanted[number % len(trained)]
-        agree(found)
+    for number, found in enumerate(by_job(on_ranks(2), "steps")):
+        job, one = STEPS[number % len(STEPS)], wanted[number % len(STEPS)]
         if job.sgd:
             same_metrics([each.metrics for each in found], one.metrics)
-            for name, gradient in one.gradients.items():
-                torch.testing.assert_close(found[0].gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
-                torch.testing.assert_close(found[0].weights[name], one.weights[name], rtol=0, atol=1e-6, msg=name)
+            assert_near(found[0].gradients, one.gradients)
+            assert_near(found[0].weights, one.weights)
         moved = torch.cat([(one.weights[name] - start[name]).flatten() for name in start]).norm()
         apart = torch.cat([(found[0].weights[name] - one.weights[name]).flatten() for name in start]).norm()
-        assert float(apart / moved) < (1e-5 if job.sgd else 0.02), (job.stage, number)
+        assert float(apart / moved) < (1e-5 if job.sgd else 0.02), number
 
 
-@needs_deepspeed
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_split_has_the_gradient_of_one_process(ranks: int, run_jobs: Any) -> None:
-    """Odd groups, a group that lost rollouts, fewer rows than ranks, microbatches without rows."""
-    rng = np.random.default_rng(ranks)
-    jobs = []
-    for trial in range(6):
-        made = list(groups(trial, num_groups=int(rng.integers(1, 5)), group_size=int(rng.integers(2, 5))))
-        made[0] = without_rollouts(made[0], int(rng.integers(2, len(made[0].lengths) + 1)))
-        aggregation = ("sequence_mean", "token_mean", "constant")[trial % 3]
-        options = changed(
-            PLAIN,
-            loss__aggregation=aggregation,
-            loss__constant=8 if aggregation == "constant" else None,
-            gradient_accumulation_steps=int(rng.integers(1, 4)),
-            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),
-        )
-        jobs.extend(Job(options, (tuple(made),), stage) for stage in STAGES)
-    for job, found in zip(jobs, run_jobs(ranks, jobs), strict=True):
-        one = train(replace(job, stage=None))
-        agree(found)
-        assert found[0].metrics["loss"].value == pytest.approx(one.metrics["loss"].value, abs=1e-6)
-        assert found[0].metrics["grad_norm"].value == pytest.approx(one.metrics["grad_norm"].value, rel=1e-5)
-        for name, gradient in one.gradients.items():
-            torch.testing.assert_close(found[0].gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_any_split_has_the_gradient_of_one_process(ranks: int, on_ranks: Any) -> None:
+    jobs = splits(ranks)
+    wanted = [train(job) for job in jobs]
+    for number, (found, *_) in enumerate(by_job(on_ranks(ranks), "splits")):
+        one = wanted[number % len(jobs)]
+        assert found.metrics["loss"].value == pytest.approx(one.metrics["loss"].value, abs=1e-6)
+        assert found.metrics["grad_norm"].value == pytest.approx(one.metrics["grad_norm"].value, rel=1e-5)
+        assert_near(found.gradients, one.gradients)
 
 
-@needs_deepspeed
-def test_stage_three_cuts_policy_and_reference_and_leaves_nothing_gathered(run_jobs: Any) -> None:
+def test_stage_three_cuts_policy_and_reference_and_leaves_nothing_gathered(on_ranks: Any) -> None:
     sizes = {name: parameter.numel() for name, parameter in DecoderLM(CONFIG, seed=1).named_parameters()}
-    ((*found,),) = run_jobs(2, [Job(RICH, (groups(0), groups(1)), 3)])
+    (found,) = by_job(on_ranks(2), "cut")
     for each in found:
         assert each.pieces == [(name, -(-size // 2)) for _ in range(2) for name, size in sizes.items()]
         assert each.gathered == []
 
 
-def gap(one: Trained, other: Trained) -> float:
-    """The largest difference between two gradients."""
-    return max(float((one.gradients[name] - other.gradients[name]).abs().max()) for name in one.gradients)
+def test_bfloat16_trains_as_one_process_does(on_ranks: Any) -> None:
+    """Another split rounds elsewhere; other weights round everywhere."""
+    one, exact = train(NARROW), train(Job(PLAIN, NARROW.batches))
+
+    def gap(other: Trained) -> float:
+        return max(float((gradient - other.gradients[name]).abs().max()) for name, gradient in one.gradients.items())
+
+    for found, *_ in by_job(on_ranks(2), "bfloat16"):
+        assert gap(found) < gap(exact) / 10
 
 
-@needs_deepspeed
-def test_bfloat16_trains_as_one_process_does(run_jobs: Any) -> None:
-    options = replace(PLAIN, precision="bfloat16")
-    jobs = [Job(options, (groups(0), groups(1)), stage) for stage in STAGES]
-    one = train(replace(jobs[0], stage=None))
-    exact = train(Job(PLAIN, jobs[0].batches))
-    for found in run_jobs(2, jobs):
-        agree(found)
-        assert (
-            gap(found[0], one) < gap(one, exact) / 10
-        )  # another split rounds elsewhere; other weights round everywhere
-
-
-def diverge(rank: int) -> list[tuple[str, bool]]:
-    """Meet a batch with rewards that are no numbers, of which rank 1 trains on one; then go on."""
+def diverge() -> list[tuple[bool, bool]]:
+    """Of each stage: whether a batch with a reward that is no number, of rank 1's, left the weights, and a good one
+    behind it gave those of one process."""
     said = []
     for stage in STAGES:
         trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN, ranks=DeepSpeedRanks(stage))
         bad, good = list(groups(0)), groups(1)
         bad[1] = replace(bad[1], rewards=(float("nan"), 1.0, 0.0, 0.5))
+
+        def apart(other: dict[str, Tensor], trainer: PolicyTrainer = trainer) -> float:
+            return max(
+                float((trainer.ranks.whole(w) - other[name]).abs().max()) for name, w in trainer.weights().items()
+            )
+
         before = {name: trainer.ranks.whole(tensor).clone() for name, tensor in trainer.weights().items()}
-        with pytest.raises(Diverged) as caught:
+        with pytest.raises(Diverged, match="the loss is nan"):
             trainer.train(0, trainer.prepare(tuple(bad)))
-        same = all(torch.equal(trainer.ranks.whole(tensor), before[name]) for name, tensor in trainer.weights().items())
-        said.append((str(caught.value)[:15], same))
+        untouched = apart(before) == 0
         trainer.train(0, trainer.prepare(good))
         one = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN)
         one.train(0, one.prepare(good))
-        wanted = {name: tensor.detach() for name, tensor in one.weights().items()}
-        apart = [
-            float((trainer.ranks.whole(each) - wanted[name]).abs().max()) for name, each in trainer.weights().items()
-        ]
-        said.append(("goes on", max(apart) < 1e-4))
+        said.append((untouched, apart({name: tensor.detach() for name, tensor in one.weights().items()}) < 1e-4))
     return said
 
 
-@needs_deepspeed
-def test_a_loss_that_is_no_number_changes_no_weight_on_any_rank(run_jobs: Any) -> None:
-    pool = RankPool()
-    found = pool.run(2, diverge)
-    pool.close()
-    assert found == [[("the loss is nan", True), ("goes on", True)] * 3] * 2
+def test_a_loss_that_is_no_number_changes_no_weight_on_any_rank(on_ranks: Any) -> None:
+    assert [of_rank["diverged"] for of_rank in on_ranks(2)] == [[(True, True)] * 3] * 2

@@ -20,23 +20,15 @@ def with_gradient(gradient: Tensor) -> nn.Parameter:
     return parameter
 
 
-def test_without_ranks_it_is_torchs() -> None:
-    parameters = [
-        with_gradient(torch.tensor([3.0, 0.0])),
-        with_gradient(torch.tensor(4.0)),
-        nn.Parameter(torch.ones(2)),
-    ]
+def test_without_ranks_it_is_torchs_and_summed_in_float32_at_least() -> None:
+    parameters = [*map(with_gradient, (torch.tensor([3.0, 0.0]), torch.tensor(4.0))), nn.Parameter(torch.ones(2))]
     assert float(clip_gradients(parameters, math.inf)) == 5.0  # 3-4-5
     assert float(clip_gradients(parameters, 2.5)) == 5.0
     assert float(gradient_norm(parameters)) == pytest.approx(2.5)
     assert float(torch.nn.utils.clip_grad_norm_(parameters, 1.0)) == pytest.approx(2.5)
     assert float(gradient_norm([])) == 0.0
-
-
-def test_it_is_summed_in_float32_at_least() -> None:
-    """1,000 times 1 is a norm of 31.62; bfloat16 has 31.5 and 31.75."""
-    parameter = with_gradient(torch.ones(1000, dtype=torch.bfloat16))
-    assert float(gradient_norm([parameter])) == pytest.approx(math.sqrt(1000), rel=1e-6)
+    narrow = with_gradient(torch.ones(1000, dtype=torch.bfloat16))  # a norm of 31.62; bfloat16 has 31.5 and 31.75
+    assert float(gradient_norm([narrow])) == pytest.approx(math.sqrt(1000), rel=1e-6)
 
 
 def norm_on_meshes(rank: int) -> None:

@@ -40,8 +40,7 @@ def test_the_page_names_every_setting_type_and_argument() -> None:
 
 
 def test_settings_and_maths_know_the_same_losses_and_deltas() -> None:
-    assert choices(LossType) == {*LOSSES, "own"}
-    assert choices(Delta) == {*DELTAS, "own"}
+    assert (choices(LossType), choices(Delta)) == ({*LOSSES, "own"}, {*DELTAS, "own"})
 
 
 def test_the_example_of_the_page_is_the_scenarios_own_arm() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped
 from harness.core.trace import InterruptingTracer, NullTracer, RecordingTracer, Stage
-from harness.core.types import Metrics, RolloutGroup, WeightHandle
+from harness.core.types import Metrics, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.make import make_offload
 from harness.learner.offload import FileTarget, Offload, movable, pinned_memory
@@ -84,10 +84,10 @@ def test_ranks_train_the_same_bits_with_everything_away_between_steps(mode: str,
         assert of_found[3]["offload/moved_bytes"].value > 0
 
 
-@pytest.mark.parametrize("kinds", [("weights",), ("reference",), ("optimizer",), ("gradients",), EVERYTHING])
-def test_one_process_trains_the_same_bits_with_each_switch(kinds: tuple[Held, ...]) -> None:
+def test_one_process_trains_the_same_bits_with_each_switch() -> None:
     wanted = train(RICH, (), Ranks(), BATCHES)
-    same_bits(train(RICH, kinds, Ranks(), BATCHES), wanted)
+    for kinds in (*[(held,) for held in EVERYTHING], EVERYTHING):
+        same_bits(train(RICH, kinds, Ranks(), BATCHES), wanted)
 
 
 class Counted:
@@ -119,11 +119,18 @@ class Counted:
 
 
 def test_memory_is_given_away_when_the_copies_are_made_and_each_storage_goes_once() -> None:
-    place, weight = Counted(), torch.arange(6.0)
-    offload = Offload(["weights"], place)
+    """What has no contents is freed and not copied."""
+    place, weight, buffer = Counted(), torch.arange(6.0), torch.ones(8)
+    offload = Offload(["weights", "gradients"], place)
     offload.watch("weights", lambda: [weight, weight[2:].view(2, 2), torch.ones(3, dtype=torch.int64)])
     offload.watch("optimizer", lambda: [weight])  # not asked for
+    offload.watch("gradients", lambda: [buffer], has_contents=False)
     offload.out("optimizer")
+    offload.out("gradients")
+    assert (buffer.untyped_storage().nbytes(), place.kept) == (0, {})
+    offload.back("gradients")
+    assert buffer.untyped_storage().nbytes() == 32
+    place.events.clear()
     offload.between_steps()
     offload.out("weights")
     assert weight.untyped_storage().nbytes() == 0
@@ -140,17 +147,6 @@ def test_memory_is_given_away_when_the_copies_are_made_and_each_storage_goes_onc
     assert offload.metrics()["offload/moved_bytes"].value == 0
 
 
-def test_what_has_no_contents_is_freed_and_not_copied() -> None:
-    place, buffer = Counted(), torch.ones(8)
-    offload = Offload(["gradients"], place)
-    offload.watch("gradients", lambda: [buffer], has_contents=False)
-    offload.out("gradients")
-    assert (buffer.untyped_storage().nbytes(), place.kept) == (0, {})
-    offload.back("gradients")
-    assert buffer.untyped_storage().nbytes() == 32
-    assert offload.metrics()["offload/moved_bytes"].value == 0
-
-
 def test_a_file_takes_memory_off_the_process() -> None:
     size = 48 * 2**20
     place, weight = FileTarget(), torch.ones(size // 4)
@@ -160,32 +156,24 @@ def test_a_file_takes_memory_off_the_process() -> None:
     offload.out("weights")
     away = place.resident_bytes()
     offload.back("weights")
-    assert before - away > 0.9 * size
-    assert place.resident_bytes() - away > 0.9 * size
+    assert min(before, place.resident_bytes()) - away > 0.9 * size
     assert torch.equal(weight, torch.ones(size // 4))
     offload.close()
 
 
-def test_weights_can_still_be_moved_when_their_bytes_were_read_for_a_checksum_or_a_checkpoint() -> None:
-    """``Tensor.numpy()`` would forbid for good to resize the storage."""
-    weight = torch.arange(4.0)
-    assert np.frombuffer(bytes_of(weight), np.float32).tolist() == [0, 1, 2, 3]
-    checksum({"weight": weight})
-    offload = Offload(["weights"], Counted())
-    offload.watch("weights", lambda: [weight])
-    offload.out("weights")
-    offload.back("weights")
-    assert weight.tolist() == [0, 1, 2, 3]
-
-
-def test_memory_that_is_not_torchs_own_can_be_moved_too() -> None:
-    weight = torch.from_numpy(np.arange(4.0))
-    movable([weight])
-    offload = Offload(["weights"], Counted())
-    offload.watch("weights", lambda: [weight])
-    offload.out("weights")
-    offload.back("weights")
-    assert weight.tolist() == [0, 1, 2, 3]
+def test_weights_can_be_moved_when_their_bytes_were_read_and_where_the_memory_is_not_torchs_own() -> None:
+    """Read for a checksum or a checkpoint: ``Tensor.numpy()`` would forbid for good to resize the storage."""
+    read, foreign = torch.arange(4.0), torch.from_numpy(np.arange(4.0))
+    assert np.frombuffer(bytes_of(read), np.float32).tolist() == [0, 1, 2, 3]
+    checksum({"weight": read})
+    movable([foreign])
+    for weight in (read, foreign):
+        offload = Offload(["weights"], Counted())
+        offload.watch("weights", lambda weight=weight: [weight])  # type: ignore[misc]
+        offload.out("weights")
+        assert weight.untyped_storage().nbytes() == 0
+        offload.back("weights")
+        assert weight.tolist() == [0, 1, 2, 3]
 
 
 class Watching(PolicyTrainer):
@@ -228,55 +216,36 @@ def test_what_is_on_the_device_in_each_phase_is_what_the_memory_plan_is_told(lea
         worker.update(step, groups(step))
         worker.publish_weights(step + 1, frozenset())
         trainer.look("sampling")
+    assert set(trainer.seen) == {"old_logprobs", "reference_logprobs", "gradients", "sampling"}
     for phase, seen in trainer.seen.items():
         told = {held for held in EVERYTHING if held != "gradients" and is_resident(held, phase, leaving)}
         assert seen == told, phase
-    assert set(trainer.seen) == {"old_logprobs", "reference_logprobs", "gradients", "sampling"}
-
-
-class Sleeper:
-    """An engine with its memory on the same device: awake from a load to the end of the batch."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def load(self, handle: WeightHandle, wanted: dict[str, Tensor]) -> None:
-        self.events.append("engine wakes")
-        weights, _ = handle.payload
-        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
-
-    def generate(self) -> None:
-        self.events.append("engine sleeps")
 
 
 def test_the_learner_is_away_before_the_engine_wakes_and_comes_back_after_it_sleeps() -> None:
-    """One training step of a colocated Learner, stage by stage."""
+    """One training step of a colocated Learner, stage by stage; the engine has the weights as they were published."""
     tracer = RecordingTracer(count(0, 10).__next__)
     lane = InterruptingTracer(tracer)
     offload = Offload(EVERYTHING, Counted(), lane)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(RICH, minibatches_per_epoch=1), offload=offload)
     worker = LearnerWorker(trainer, InProcessTransport(snapshot=True), tracer=lane, offload=offload)
-    events: list[str] = []
 
-    def note() -> None:
+    def stages() -> list[str]:
         spans = tracer.drain()
-        events.extend(f"{span.stage} {span.step}" for span in spans)
         assert all(one.end_ns < other.start_ns for one, other in pairwise(spans))
+        return [f"{span.stage} {span.step}" for span in spans]
 
-    engine = Sleeper(events)
     for version in range(2):
         wanted = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
-        handle = worker.publish_weights(version, frozenset())
-        note()
-        engine.load(handle, wanted)
-        engine.generate()
+        weights, _ = worker.publish_weights(version, frozenset()).payload
+        published = stages()
+        assert version == 1 or published == ["weight_publish 0", "offload -1", "offload -1"]
+        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
         result = worker.update(version, groups(version))
-        note()
         assert {"offload/moved_bytes", "offload/resident_bytes"} <= result.metrics.keys()
+        updated = stages()
     one_pass = ["update 1", "onload 1", "update 1", "offload 1"]
-    assert events[events.index("engine wakes", 5) :] == [
-        "engine wakes",
-        "engine sleeps",
+    assert updated == [
         "prepare_batch 1",
         "onload 1",
         "old_logprobs 1",
@@ -288,7 +257,6 @@ def test_the_learner_is_away_before_the_engine_wakes_and_comes_back_after_it_sle
         *one_pass,  # the reference follows
         "update 1",
     ]
-    assert events[: events.index("engine wakes")] == ["weight_publish 0", "offload -1", "offload -1"]
 
 
 def test_a_rank_moves_its_memory_in_its_own_lane() -> None:
@@ -328,8 +296,5 @@ def test_memory_is_locked_to_the_byte_and_unlocked_when_it_goes() -> None:
     del memory
     gc.collect()
     assert cudart.locked == {}
-
-
-def test_a_host_that_refuses_ends_the_run_with_the_bytes() -> None:
     with pytest.raises(RunStopped, match="1,000 bytes"):
         pinned_memory(1_000, Cudart(answer=2))

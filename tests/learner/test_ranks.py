@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from harness.core.types import Metrics, RolloutGroup, combine_metrics
@@ -54,11 +54,12 @@ def train(
     change: Callable[[PolicyTrainer], None] = keep,
     ranks: Ranks | None = None,
     on: Callable[..., Metrics] = train_on,
+    make: Callable[[], nn.Module] | None = None,
 ) -> Trained:
-    """Train from the same initial weights, on this rank's share of each batch."""
+    """Train from the same initial weights, on this rank's share of each batch; the harness' own model, or one made."""
     first = ranks is None or dist.get_rank() == 0
-    model = DecoderLM(SHAPE, seed=1) if first else decoder_without_weights(SHAPE)  # rank 0 hands them out
-    trainer = PolicyTrainer(model, 0, options, ranks=ranks)
+    own = DecoderLM(SHAPE, seed=1) if first else decoder_without_weights(SHAPE)  # rank 0 hands them out
+    trainer = PolicyTrainer(own if make is None else make(), 0, options, ranks=ranks)
     change(trainer)
     gradients: dict[str, Tensor] = {}
     zero_grad = trainer.optimizer.zero_grad
@@ -77,23 +78,26 @@ def whole(tensor: Tensor | None) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def train_rank(
-    rank: int, mode: str, options: TrainerOptions, batches: list[tuple[RolloutGroup, ...]], change: Any
-) -> Trained:
-    return train(options, batches, change, FsdpRanks(*MODES[mode]))
+def train_rank(rank: int, mode: str, *job: Any) -> Trained:
+    options, batches, change, *make = job
+    return train(options, batches, change, FsdpRanks(*MODES[mode]), train_on, *make)
 
 
-def compare(
-    pool: RankPool, mode: str, options: TrainerOptions, batches: Any, change: Any
-) -> list[tuple[Trained, Trained]]:
+def compare(pool: RankPool, mode: str, *job: Any) -> list[tuple[Trained, Trained]]:
     """Return for each rank what it has and what one process has, after comparing what all ranks must share."""
-    wanted = train(options, batches, change)
-    found = pool.run(MODES[mode][1].ranks, train_rank, mode, options, batches, change)
+    options, batches, change, *make = job
+    wanted = train(options, batches, change, None, train_on, *make)
+    found = pool.run(MODES[mode][1].ranks, train_rank, mode, *job)
     for weights, gradients, metrics in found[1:]:
         assert all(torch.equal(weights[name], found[0][0][name]) for name in weights)
         assert all(torch.equal(gradients[name], found[0][1][name]) for name in gradients)
         assert metrics["loss"] == found[0][2]["loss"]
     return [(of_rank, wanted) for of_rank in found]
+
+
+def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6, msg=name)
 
 
 def same_metrics(found: list[Metrics], wanted: Metrics) -> None:
@@ -122,39 +126,42 @@ RICH = changed(
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
-def test_five_sgd_steps_are_those_of_one_process(mode: str, rank_pool: RankPool) -> None:
+def test_five_steps_are_those_of_one_process(mode: str, rank_pool: RankPool) -> None:
+    """Of SGD to rounding; of AdamW, which divides by gradients of next to nothing, within a fiftieth of the way."""
     batches = [groups(seed, num_groups=5) for seed in range(5)]
-    options = changed(RICH, optimizer__learning_rate=0.1)
-    pairs = compare(rank_pool, mode, options, batches, sgd)
+    pairs = compare(rank_pool, mode, changed(RICH, optimizer__learning_rate=0.1), batches, sgd)
     for (weights, gradients, _), (wanted_weights, wanted_gradients, _) in pairs:
-        for name, wanted in wanted_gradients.items():
-            torch.testing.assert_close(gradients[name], wanted, rtol=0, atol=1e-6, msg=name)
-        for name, wanted in wanted_weights.items():
-            torch.testing.assert_close(weights[name], wanted, rtol=0, atol=1e-6, msg=name)
+        assert_near(gradients, wanted_gradients)
+        assert_near(weights, wanted_weights)
     speaking = [pair[0][2] for rank, pair in enumerate(pairs) if MODES[mode][1].speaks(rank)]
     same_metrics(speaking, pairs[0][1][2])
 
-
-@pytest.mark.parametrize("mode", EVERY_MODE)
-def test_five_steps_of_adamw_end_within_a_fiftieth_of_the_way(mode: str, rank_pool: RankPool) -> None:
-    batches = [groups(seed) for seed in range(5)]
-    pairs = compare(rank_pool, mode, PLAIN, batches, keep)
-    start = dict(DecoderLM(SHAPE, seed=1).named_parameters())
-    for (weights, _, _), (wanted, _, _) in pairs[:1]:
-        moved = torch.cat([(wanted[name] - start[name]).flatten() for name in wanted]).norm()
-        apart = torch.cat([(weights[name] - wanted[name]).flatten() for name in wanted]).norm()
-        assert float(apart.detach() / moved.detach()) < 0.02
+    ((found, _, _), (wanted, _, _)), *_ = compare(rank_pool, mode, PLAIN, batches, keep)
+    start = {name: parameter.detach() for name, parameter in DecoderLM(SHAPE, seed=1).named_parameters()}
+    moved = torch.cat([(wanted[name] - start[name]).flatten() for name in wanted]).norm()
+    apart = torch.cat([(found[name] - wanted[name]).flatten() for name in wanted]).norm()
+    assert float(apart / moved) < 0.02
 
 
-def spread_out(rank: int, options: TrainerOptions, made: tuple[RolloutGroup, ...], shape: MeshShape) -> Trained:
-    return train(options, [made], keep, FsdpRanks("fsdp2", shape))
+def a_model_of_transformers() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM  # here, or each rank of other tests would import them
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig.from_dict(SHAPE.to_hf())).eval()
 
 
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
-def test_any_split_has_the_gradient_of_one_process(aggregation: Any, ranks: int, rank_pool: RankPool) -> None:
-    """Odd groups, a group that lost rollouts, fewer rows than ranks, truncated responses: drawn anew for each split."""
-    rng = np.random.default_rng([ranks, len(aggregation)])
+@pytest.mark.parametrize("mode", ["fsdp2", "ddp"])
+def test_a_model_that_transformers_runs_is_cut_too_and_shares_rows(mode: str, rank_pool: RankPool) -> None:
+    batches = [groups(seed) for seed in range(2)]
+    pairs = compare(rank_pool, mode, changed(RICH, optimizer__learning_rate=0.1), batches, sgd, a_model_of_transformers)
+    for (weights, gradients, _), (wanted_weights, wanted_gradients, _) in pairs:
+        assert_near(gradients, wanted_gradients)
+        assert_near(weights, wanted_weights)
+
+
+def drawn_batches(ranks: int, aggregation: str) -> list[tuple[TrainerOptions, tuple[RolloutGroup, ...]]]:
+    """Odd groups, a group that lost rollouts, fewer rows than ranks: drawn anew for each split."""
+    rng, drawn = np.random.default_rng([ranks, len(aggregation)]), []
     for trial in range(4):
         made = list(groups(trial, num_groups=int(rng.integers(1, 5)), group_size=int(rng.integers(2, 5))))
         made[0] = without_rollouts(made[0], int(rng.integers(2, len(made[0].lengths) + 1)))
@@ -165,14 +172,27 @@ def test_any_split_has_the_gradient_of_one_process(aggregation: Any, ranks: int,
             gradient_accumulation_steps=int(rng.integers(1, 4)),
             balance=str(rng.choice(["round_robin", "longest_first", "cost"])),
         )
-        _, wanted, metrics = train(options, [tuple(made)])
-        found = rank_pool.run(ranks, spread_out, options, tuple(made), MeshShape(shard=ranks))
-        for _, gradients, of_rank in found:
+        drawn.append((options, tuple(made)))
+    return drawn
+
+
+def spread_out(rank: int, ranks: int, aggregation: str) -> list[Trained]:
+    shape = MeshShape(shard=ranks)
+    drawn = drawn_batches(ranks, aggregation)
+    return [train(options, [made], keep, FsdpRanks("fsdp2", shape)) for options, made in drawn]
+
+
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
+def test_any_split_has_the_gradient_of_one_process(aggregation: str, ranks: int, rank_pool: RankPool) -> None:
+    found = rank_pool.run(ranks, spread_out, ranks, aggregation)
+    for (options, made), of_ranks in zip(drawn_batches(ranks, aggregation), zip(*found, strict=True), strict=True):
+        _, wanted, metrics = train(options, [made])
+        for _, gradients, of_rank in of_ranks:
             assert of_rank["loss"].value == pytest.approx(metrics["loss"].value, abs=1e-6)
-            for name, gradient in wanted.items():
-                torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
+            assert_near(gradients, wanted)
             assert of_rank["optimizer/zero_gradient_steps"] == metrics["optimizer/zero_gradient_steps"]
-        weighed = combine_metrics([of_rank for *_, of_rank in found])["advantage/nonzero_fraction"]
+        weighed = combine_metrics([of_rank for *_, of_rank in of_ranks])["advantage/nonzero_fraction"]
         assert weighed.value == pytest.approx(metrics["advantage/nonzero_fraction"].value)
         assert weighed.count == sum(len(group.lengths) for group in made)
 
@@ -186,39 +206,31 @@ def without_rollouts(group: RolloutGroup, count: int) -> RolloutGroup:
 
 def pieces(rank: int) -> list[tuple[str, int]]:
     trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, RICH, ranks=FsdpRanks("fsdp2", MeshShape(shard=2)))
-    assert dist.get_world_size() == 2
     held = [*trainer.model.named_parameters(), *trainer.reference.model.named_parameters()]  # type: ignore[union-attr]
     return [(name, parameter.to_local().numel()) for name, parameter in held if isinstance(parameter, DTensor)]
 
 
 def test_every_parameter_of_policy_and_reference_is_cut(rank_pool: RankPool) -> None:
-    whole_sizes = {name: parameter.numel() for name, parameter in DecoderLM(SHAPE, seed=1).named_parameters()}
-    found = rank_pool.run(2, pieces)
-    for held in zip(*found, strict=True):
-        name = held[0][0]
-        assert sum(size for _, size in held) == whole_sizes[name]
-        assert held[0][1] == -(-DecoderLM(SHAPE).get_parameter(name).shape[0] // 2) * (
-            whole_sizes[name] // DecoderLM(SHAPE).get_parameter(name).shape[0]
-        )
-    assert len(found[0]) == 2 * len(whole_sizes)
+    """Rank 0 has the larger half of its rows."""
+    shapes = [(name, parameter.shape) for name, parameter in DecoderLM(SHAPE, seed=1).named_parameters()]
+    halves = [(name, -(-shape[0] // 2) * shape[1:].numel(), shape.numel()) for name, shape in shapes]
+    first, second = rank_pool.run(2, pieces)
+    assert first == [(name, half) for name, half, _ in halves] * 2
+    assert second == [(name, size - half) for name, half, size in halves] * 2
 
 
 def test_the_plans_of_all_ranks_cover_each_row_once() -> None:
     made = groups(3, num_groups=7)
     for balance in ("round_robin", "longest_first", "cost"):
         options = replace(RICH, balance=balance)
-        plan = plan_training_step(2, made, options, 3)
+        plan, same, other = (plan_training_step(step, made, options, 3) for step in (2, 2, 3))
         for minibatches in plan.epochs:
             rows = [row for step in minibatches for rank in step.microbatches for piece in rank for row in piece]
             assert sorted(rows) == list(range(28))
             for step in minibatches:
                 assert len({len(of_rank) for of_rank in step.microbatches}) == 1
                 assert step.num_sequences == sum(len(piece) for rank in step.microbatches for piece in rank)
-        assert (
-            plan.digest
-            == plan_training_step(2, made, options, 3).digest
-            != plan_training_step(3, made, options, 3).digest
-        )
+        assert plan.digest == same.digest != other.digest
 
 
 def test_cost_tells_long_responses_from_many_where_tokens_do_not() -> None:

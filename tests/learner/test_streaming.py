@@ -15,22 +15,11 @@ from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import FsdpRanks, Ranks
 from harness.models.decoder import DecoderLM
 from tests.learner import test_ranks
-from tests.learner.test_ranks import MODES, SHAPE, Trained, same_metrics, without_rollouts
-from tests.learner.tiny_training import OPTIONS, changed, groups, train_on_parts
+from tests.learner.test_ranks import MODES, SHAPE, Trained, assert_near, same_metrics, without_rollouts
+from tests.learner.tiny_training import changed, groups, train_on_parts
 from tests.rank_pool import RankPool
 
-RICH = changed(
-    OPTIONS,
-    loss__type="grpo_clip",
-    loss__kl__coefficient=0.05,
-    loss__entropy_coefficient=0.01,
-    loss__kl__monitor=True,
-    loss__kl__reference="polyak",
-    loss__kl__alpha=0.5,
-    gradient_accumulation_steps=2,
-    optimizer__max_grad_norm=0.5,
-    optimizer__learning_rate=0.1,
-)
+RICH = changed(test_ranks.RICH, epochs_per_batch=1, minibatches_per_epoch=1, optimizer__learning_rate=0.1)
 Parts = tuple[tuple[RolloutGroup, ...], ...]
 
 
@@ -57,8 +46,7 @@ def at_once(batches: Sequence[Parts]) -> list[Parts]:
 def same(found: Trained, wanted: Trained) -> None:
     for of_found, of_wanted in zip(found[:2], wanted[:2], strict=True):
         assert of_found.keys() == of_wanted.keys()
-        for name, tensor in of_wanted.items():
-            torch.testing.assert_close(of_found[name], tensor, rtol=0, atol=1e-6, msg=name)
+        assert_near(of_found, of_wanted)
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])

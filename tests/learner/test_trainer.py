@@ -12,82 +12,43 @@ from harness.core.types import Metric, Metrics, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
-from harness.settings.loss import Delta, ImportanceSettings, KlSettings, LossSettings
+from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
 from tests.learner.tiny_training import CONFIG, OPTIONS, changed, groups, trained
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
-@pytest.mark.parametrize("pieces", [2, 3, 5, 12])
-def test_microbatches_change_memory_and_nothing_else(aggregation: str, pieces: int) -> None:
+def test_microbatches_change_memory_and_nothing_else(aggregation: str) -> None:
     options = changed(OPTIONS, loss__aggregation=aggregation, loss__constant=8)
     whole, whole_metrics = trained(options)
-    split, split_metrics = trained(replace(options, gradient_accumulation_steps=pieces))
-    for name, weight in whole.items():
-        torch.testing.assert_close(split[name], weight, atol=1e-5, rtol=1e-4)
-    for name in ("loss", "grad_norm", "token_entropy"):
-        assert split_metrics[name] == pytest.approx(whole_metrics[name], abs=1e-5)
+    for pieces in (2, 5, 12):
+        split, split_metrics = trained(replace(options, gradient_accumulation_steps=pieces))
+        assert_close(split, whole, 1e-5)
+        for name in ("loss", "grad_norm", "token_entropy"):
+            assert split_metrics[name] == pytest.approx(whole_metrics[name], abs=1e-5)
 
 
-def test_on_the_first_pass_the_ratio_is_one() -> None:
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-4) -> None:
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, atol=tolerance, rtol=1e-4, msg=name)
+
+
+def test_on_the_first_pass_the_ratio_is_one_and_later_passes_move_it_and_clip() -> None:
     metrics = trained(OPTIONS)[1]
-    assert metrics["ratio/mean"] == metrics["ratio/max"] == 1.0
-    assert metrics["clip_fraction"] == 0.0
-
-
-def test_later_passes_move_the_ratio_and_clip() -> None:
+    assert (metrics["ratio/mean"], metrics["ratio/max"], metrics["clip_fraction"]) == (1.0, 1.0, 0.0)
     metrics = trained(replace(OPTIONS, epochs_per_batch=8))[1]
     assert metrics["ratio/max"] > 1.2
     assert 0.0 < metrics["clip_fraction"] < 1.0
 
 
-def test_a_skipped_old_pass_gives_what_the_pass_would_give() -> None:
-    """One epoch with a monitored KL computes the old log-probs; the same weights must come out without."""
-    skipped = trained(OPTIONS)[0]
-    computed = trained(changed(OPTIONS, loss__kl__monitor=True))[0]
-    for name, weight in skipped.items():
-        torch.testing.assert_close(computed[name], weight, atol=1e-5, rtol=1e-4)
-
-
-def test_monitored_kl_is_zero_at_first_and_then_grows() -> None:
-    first = trained(changed(OPTIONS, loss__kl__monitor=True), steps=1)[1]
-    later = trained(changed(OPTIONS, loss__kl__monitor=True), steps=4)[1]
+def test_monitored_kl_is_zero_at_first_and_then_grows_and_its_penalty_holds_the_policy_back() -> None:
+    options = changed(OPTIONS, loss__kl__monitor=True)
+    first, later = (trained(options, steps=steps)[1] for steps in (1, 4))
     for which in ("reference", "previous"):
         assert first[f"kl/{which}_k3"] == pytest.approx(0.0, abs=1e-6)
         assert later[f"kl/{which}_k3"] > 1e-4
     assert later["kl/reference_k3"] > later["kl/previous_k3"]  # three updates away against one
-
-
-def test_a_recloned_reference_is_the_current_policy() -> None:
-    options = changed(OPTIONS, loss__kl__monitor=True)
-    kept = trained(changed(options, loss__kl__reference="reclone", loss__kl__reclone_every=10), steps=3)[1]
-    renewed = trained(changed(options, loss__kl__reference="reclone", loss__kl__reclone_every=2), steps=3)[1]
-    assert renewed["kl/reference_k3"] == pytest.approx(0.0, abs=1e-6)  # re-cloned after step 1, so policy 2 = reference
-    assert kept["kl/reference_k3"] > 1e-4
-
-
-def test_a_kl_penalty_holds_the_policy_back() -> None:
-    free = trained(changed(OPTIONS, loss__kl__monitor=True), steps=6)[1]
-    held = trained(changed(OPTIONS, loss__kl__monitor=True, loss__kl__coefficient=5.0), steps=6)[1]
-    assert held["kl/reference_k3"] < free["kl/reference_k3"] / 2
-
-
-def test_with_lag_the_engine_log_probs_are_the_old_ones() -> None:
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, behaviour_is_engine=True))
-    batch = trainer.prepare(groups())
-    assert not trainer.options.needs_old_log_probs
-    assert batch.rollouts.old_log_probs_BT is not None
-    first = groups()[0].data.completions[0].log_probs
-    np.testing.assert_allclose(batch.rollouts.old_log_probs_BT[0, : len(first)].numpy(), first)
-
-
-def test_minibatches_make_one_optimizer_step_each() -> None:
-    options = replace(OPTIONS, minibatches_per_epoch=3, epochs_per_batch=2)
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
-    batch = trainer.prepare(groups())
-    trainer.compute_old_log_probs(batch)
-    metrics = trainer.train(0, batch)
-    assert options.optimizer_steps_per_batch == 6
-    assert metrics["grad_norm"].count == 6
+    held = trained(changed(options, loss__kl__coefficient=5.0), steps=4)[1]
+    assert held["kl/reference_k3"] < later["kl/reference_k3"] / 2
 
 
 def by_hand(model: DecoderLM, group: RolloutGroup, temperature: float) -> list[torch.Tensor]:
@@ -147,33 +108,22 @@ def train_by_hand(
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_two_minibatches_are_two_steps_on_the_two_halves(temperature: float) -> None:
     options = replace(OPTIONS, minibatches_per_epoch=2, shuffle_minibatches=False, temperature=temperature)
-    weights = trained(options)[0]
     expected = train_by_hand(temperature, [range(6), range(6, 12)]).state_dict()  # 12 rollouts
     first_half_twice = train_by_hand(temperature, [range(6), range(6)]).state_dict()
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert_close(trained(options)[0], expected)
     assert max(float((first_half_twice[name] - expected[name]).abs().max()) for name in expected) > 5e-3
 
 
 def test_shuffled_minibatches_are_steps_on_the_rows_that_were_dealt() -> None:
-    """Two passes of two minibatches, other ones in each pass; on the old code they were the two halves in both."""
-    weights = trained(replace(OPTIONS, minibatches_per_epoch=2, epochs_per_batch=2, seed=7))[0]
+    """Two passes of two minibatches, other ones in each pass."""
     options = replace(OPTIONS, minibatches_per_epoch=2, epochs_per_batch=2, seed=7)
     plan = plan_training_step(0, groups(), options, 1)
     rows = [minibatch.microbatches[0][0].tolist() for dealt in plan.epochs for minibatch in dealt]
     assert len({tuple(sorted(minibatch)) for minibatch in rows}) == 4
     expected = train_by_hand(1.0, rows).state_dict()
     halves = train_by_hand(1.0, [range(6), range(6, 12)] * 2).state_dict()
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert_close(trained(options)[0], expected)
     assert max(float((halves[name] - expected[name]).abs().max()) for name in expected) > 5e-3
-
-
-def test_two_passes_are_two_steps_on_everything() -> None:
-    weights = trained(replace(OPTIONS, epochs_per_batch=2))[0]
-    expected = train_by_hand(1.0, [range(12), range(12)]).state_dict()
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
 
 
 MODES = [
@@ -234,9 +184,11 @@ def gradients_on(made: tuple[RolloutGroup, ...], options: TrainerOptions) -> dic
     return seen
 
 
+RECOMPUTED: dict[str, str] = {"loss__proximal": "recompute", "loss__type": "grpo_clip"}
+
+
 @pytest.mark.parametrize("importance", MODES)
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-@pytest.mark.parametrize("behaviour_is_engine", [False, True])
+@pytest.mark.parametrize(("temperature", "behaviour_is_engine"), [(1.0, False), (2.0, True)])
 def test_an_engine_that_agrees_gives_weights_of_one_and_the_uncorrected_gradient(
     importance: ImportanceSettings, temperature: float, behaviour_is_engine: bool
 ) -> None:
@@ -246,39 +198,37 @@ def test_an_engine_that_agrees_gives_weights_of_one_and_the_uncorrected_gradient
     corrected = changed(
         plain,
         behaviour_is_engine=behaviour_is_engine,
-        loss__proximal="recompute",
-        loss__type="grpo_clip",
+        **RECOMPUTED,
         loss__importance=importance,
+        loss__kl__monitor=True,
     )
     metrics = train_on(made, corrected)[1]
     assert metrics["importance/mean"].value == pytest.approx(1.0, abs=1e-6)
     assert metrics["importance/max"].value == pytest.approx(1.0, abs=1e-5)
     assert metrics["importance/truncated_fraction"].value == metrics["importance/masked_fraction"].value == 0.0
-    expected, found = gradients_on(made, plain), gradients_on(made, corrected)
+    gap, other = (
+        ("off_policy/kl", "engine_mismatch/kl") if behaviour_is_engine else ("engine_mismatch/kl", "off_policy/kl")
+    )
+    assert metrics[gap].value == pytest.approx(0.0, abs=1e-6)
+    assert other not in metrics
+    assert ("kl/biased" in metrics) == behaviour_is_engine
+    expected = gradients_on(made, plain)
     assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-2
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=0)
+    assert_close(gradients_on(made, corrected), expected, 1e-6)
 
 
 def test_a_recomputed_proximal_policy_is_clipped_against_and_weighted_by_the_engine_in_every_pass() -> None:
     """The weights stay those of the policy before the first of the two passes, and are truncated at 2."""
     own, engine = own_log_probs(), older_log_probs()
-    options = changed(
-        OPTIONS,
-        epochs_per_batch=2,
-        behaviour_is_engine=True,
-        loss__proximal="recompute",
-        loss__type="grpo_clip",
-        loss__importance=ImportanceSettings(mode="tis", cap=2.0),
-    )
+    importance = ImportanceSettings(mode="tis", cap=2.0)
+    options = changed(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True, **RECOMPUTED, loss__importance=importance)
     assert options.needs_old_log_probs
     model, metrics = train_on(sampled_by(engine), options)
     weights = [(mine - theirs).exp().clamp(max=2.0) for mine, theirs in zip(own, engine, strict=True)]
     assert sum(int((row == 2).sum()) for row in weights) > 5
     expected = train_by_hand(1.0, [range(12), range(12)], own, weights).state_dict()
     unweighted = train_by_hand(1.0, [range(12), range(12)], own).state_dict()
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert_close(model.state_dict(), expected)
     assert max(float((unweighted[name] - expected[name]).abs().max()) for name in expected) > 5e-3
     ratios = torch.cat([(mine - theirs).exp() for mine, theirs in zip(own, engine, strict=True)])
     assert metrics["importance/mean"].value == pytest.approx(float(ratios.mean()), rel=1e-4)
@@ -289,13 +239,8 @@ def test_a_recomputed_proximal_policy_is_clipped_against_and_weighted_by_the_eng
 
 def test_one_pass_needs_no_old_log_probs_for_its_weights() -> None:
     """The policy's own detached log-probs are the proximal ones: the weights are the same as if they were computed."""
-    options = changed(
-        OPTIONS,
-        behaviour_is_engine=True,
-        loss__proximal="recompute",
-        loss__type="grpo_clip",
-        loss__importance=ImportanceSettings(mode="icepop"),
-    )
+    importance = ImportanceSettings(mode="icepop")
+    options = changed(OPTIONS, behaviour_is_engine=True, **RECOMPUTED, loss__importance=importance)
     assert not options.needs_old_log_probs
     engine = older_log_probs()
     weights = []
@@ -303,54 +248,35 @@ def test_one_pass_needs_no_old_log_probs_for_its_weights() -> None:
         ratio = (mine - theirs).exp()
         weights.append(torch.where((ratio < 0.5) | (ratio > 5.0), 0.0, ratio))  # IcePop's own bounds
     model, metrics = train_on(sampled_by(engine), options)
-    expected = train_by_hand(1.0, [range(12)], weights=weights).state_dict()
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert_close(model.state_dict(), train_by_hand(1.0, [range(12)], weights=weights).state_dict())
     masked = float((torch.cat(weights) == 0).float().mean())
     assert 0.2 < masked < 0.8
     assert metrics["importance/masked_fraction"].value == pytest.approx(masked)
     assert metrics["ratio/max"].value == 1.0
 
 
-def test_recomputed_without_a_mode_is_uncorrected_and_logs_the_gap() -> None:
-    options = changed(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True, loss__proximal="recompute")
-    engine = older_log_probs()
-    model, metrics = train_on(sampled_by(engine), options)
-    expected = train_by_hand(1.0, [range(12), range(12)], own_log_probs()).state_dict()
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
-    assert metrics["off_policy/kl"].value > 0.1
-    assert not [name for name in metrics if name.startswith("importance/")]
+def test_without_a_mode_the_proximal_policy_is_clipped_against_and_no_weight_corrects() -> None:
+    """The recomputed one logs the gap; the engine's own has none."""
+    engine, passes = older_log_probs(), [range(12), range(12)]
+    for proximal, old in (("recompute", own_log_probs()), ("engine", engine)):
+        options = changed(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True, loss__proximal=proximal)
+        model, metrics = train_on(sampled_by(engine), options)
+        assert_close(model.state_dict(), train_by_hand(1.0, passes, old).state_dict())
+        logged = {name.partition("/")[0] for name in metrics} & {"importance", "engine_mismatch", "off_policy"}
+        assert logged == ({"off_policy"} if proximal == "recompute" else set())
+        assert proximal == "engine" or metrics["off_policy/kl"].value > 0.1
 
 
-def test_the_engine_as_the_proximal_policy_is_clipped_against() -> None:
-    options = replace(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True)
-    engine = older_log_probs()
-    model, metrics = train_on(sampled_by(engine), options)
-    expected = train_by_hand(1.0, [range(12), range(12)], engine).state_dict()
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
-    assert not [name for name in metrics if name.startswith(("importance/", "engine_mismatch/", "off_policy/"))]
-
-
-@pytest.mark.parametrize("importance", MODES)
-def test_weights_do_not_depend_on_the_split_into_microbatches(importance: ImportanceSettings) -> None:
-    options = changed(
-        OPTIONS,
-        behaviour_is_engine=True,
-        loss__proximal="recompute",
-        loss__type="grpo_clip",
-        loss__importance=importance,
-    )
+def test_weights_do_not_depend_on_the_split_into_microbatches() -> None:
     made = sampled_by(older_log_probs())
-    whole, split = (gradients_on(made, replace(options, gradient_accumulation_steps=pieces)) for pieces in (1, 5))
-    for name, gradient in whole.items():
-        torch.testing.assert_close(split[name], gradient, atol=1e-6, rtol=1e-5)
+    for importance in MODES:
+        options = changed(OPTIONS, behaviour_is_engine=True, **RECOMPUTED, loss__importance=importance)
+        whole, split = (gradients_on(made, replace(options, gradient_accumulation_steps=pieces)) for pieces in (1, 5))
+        assert_close(split, whole, 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("behaviour_is_engine", "proximal", "mode", "epochs", "monitor_kl", "old_log_probs", "compared"),
-    [
+def test_which_log_probs_are_computed_and_compared() -> None:
+    for behaviour_is_engine, proximal, mode, epochs, monitor_kl, old_log_probs, compared in (
         (False, "engine", "off", 1, False, False, False),  # the ratio is 1
         (False, "engine", "off", 2, False, True, False),
         (False, "engine", "off", 1, True, True, False),  # p of the monitored KL
@@ -364,32 +290,21 @@ def test_weights_do_not_depend_on_the_split_into_microbatches(importance: Import
         (True, "recompute", "off", 2, False, True, True),
         (True, "recompute", "tis", 1, False, False, True),
         (True, "recompute", "tis", 2, True, True, True),
-    ],
-)
-def test_which_log_probs_are_computed_and_compared(
-    behaviour_is_engine: bool,
-    proximal: str,
-    mode: str,
-    epochs: int,
-    monitor_kl: bool,
-    old_log_probs: bool,
-    compared: bool,
-) -> None:
-    options = changed(
-        OPTIONS,
-        behaviour_is_engine=behaviour_is_engine,
-        loss__proximal=proximal,
-        loss__importance=ImportanceSettings(mode=mode),
-        epochs_per_batch=epochs,
-        loss__kl__monitor=monitor_kl,
-    )
-    assert (options.needs_old_log_probs, options.compares_engine) == (old_log_probs, compared)
+    ):
+        options = changed(
+            OPTIONS,
+            behaviour_is_engine=behaviour_is_engine,
+            loss__proximal=proximal,
+            loss__importance=ImportanceSettings(mode=mode),
+            epochs_per_batch=epochs,
+            loss__kl__monitor=monitor_kl,
+        )
+        found = options.needs_old_log_probs, options.compares_engine
+        assert found == (old_log_probs, compared), (behaviour_is_engine, proximal, mode, epochs, monitor_kl)
 
 
-@pytest.mark.parametrize("proximal", ["engine", "recompute"])
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("proximal", "epochs"), [("engine", 1), ("recompute", 2)])
 def test_the_monitored_kl_is_of_the_policy_of_this_step_whatever_the_lag(proximal: str, epochs: int) -> None:
-    """Old code: with lag it was of the older policy that sampled: against the previous one 0."""
     options = changed(OPTIONS, loss__kl__monitor=True, epochs_per_batch=epochs, optimizer__learning_rate=0.01)
     first, second = sampled_by(own_log_probs()), sampled_by(older_log_probs())
 
@@ -413,35 +328,25 @@ def monitored(trainer: PolicyTrainer, step: int, of_step: tuple[RolloutGroup, ..
     return trainer.train(step, batch)
 
 
-def test_fresh_rollouts_give_an_unbiased_kl_and_the_engines_mismatch_its_own_name() -> None:
-    options = changed(OPTIONS, loss__kl__monitor=True, loss__importance=ImportanceSettings(mode="tis"))
-    metrics = train_on(sampled_by(own_log_probs()), options)[1]
-    assert "kl/biased" not in metrics
-    assert metrics["engine_mismatch/kl"].value == pytest.approx(0.0, abs=1e-6)
-    assert "off_policy/kl" not in metrics
-
-
-@pytest.mark.parametrize("behaviour_is_engine", [False, True])
-def test_no_metric_name_is_a_path_prefix_of_another(behaviour_is_engine: bool) -> None:
+def test_no_metric_name_is_a_path_prefix_of_another() -> None:
     loss = LossSettings(importance=ImportanceSettings(mode="tis"), kl=KlSettings(coefficient=0.1))
-    options = changed(
-        OPTIONS, behaviour_is_engine=behaviour_is_engine, loss__proximal="recompute", loss__kl__monitor=True, loss=loss
-    )
-    names = list(train_on(groups(), options)[1])
-    assert [(a, b) for a in names for b in names if b.startswith(f"{a}/")] == []
+    for behaviour_is_engine in (False, True):
+        options = changed(OPTIONS, behaviour_is_engine=behaviour_is_engine, loss=loss)
+        names = list(train_on(groups(), changed(options, loss__proximal="recompute", loss__kl__monitor=True))[1])
+        assert [(a, b) for a in names for b in names if b.startswith(f"{a}/")] == []
 
 
 def test_the_metrics_of_each_optimizer_step_are_kept() -> None:
-    """Two passes of three minibatches: six, whose mean is the training step's; a mean hid them on the old code."""
+    """Two passes of three minibatches: six, whose mean is the training step's."""
     options = replace(OPTIONS, epochs_per_batch=2, minibatches_per_epoch=3)
+    assert options.optimizer_steps_per_batch == 6
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     batch = trainer.prepare(groups())
     trainer.compute_old_log_probs(batch)
     metrics = trainer.train(0, batch)
     losses = [step["loss"].value for step in trainer.optimizer_step_metrics]
-    assert len(losses) == 6
+    assert (len(losses), len(set(losses)), metrics["grad_norm"].count) == (6, 6, 6)
     assert sum(losses) / 6 == pytest.approx(metrics["loss"].value)
-    assert len(set(losses)) == 6
     assert all({"grad_norm", "clip_fraction"} <= step.keys() for step in trainer.optimizer_step_metrics)
 
 
@@ -449,26 +354,20 @@ def test_batches_may_hold_any_number_of_groups_of_any_size() -> None:
     """Replay, drops and failed groups: every batch is trained on, each group against its own mean."""
     options = changed(OPTIONS, advantage__delta="centered_rewards", minibatches_per_epoch=3)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    mixed = (*groups(0, 1, 4), *groups(1, 1, 2), *groups(2, 1, 3))
     optimizer_steps = []
-    for step, (num_groups, group_size) in enumerate([(3, 4), (1, 4), (5, 3), (1, 2)]):
-        made = groups(step, num_groups, group_size)
+    for step, made in enumerate((groups(0, 3, 4), groups(1, 1, 4), groups(2, 5, 3), groups(3, 1, 2), mixed)):
         batch = trainer.prepare(made)
-        means = [sum(group.rewards or ()) / group_size for group in made]
-        expected = [[reward - mean] for group, mean in zip(made, means, strict=True) for reward in group.rewards or ()]
-        torch.testing.assert_close(batch.rollouts.advantages_B1, torch.tensor(expected))
+        centred = [
+            [reward - sum(group.rewards or ()) / len(group.rewards or ())]
+            for group in made
+            for reward in group.rewards or ()
+        ]
+        torch.testing.assert_close(batch.rollouts.advantages_B1, torch.tensor(centred))
         trainer.compute_old_log_probs(batch)
         optimizer_steps.append(trainer.train(step, batch)["grad_norm"].count)
-    assert optimizer_steps == [3, 3, 3, 2]  # two rollouts cannot be cut into three minibatches
-
-
-def test_groups_of_several_sizes_in_one_batch() -> None:
-    made = (*groups(0, 1, 4), *groups(1, 1, 2), *groups(2, 1, 3))
-    options = changed(OPTIONS, advantage__delta="centered_rewards")
-    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(made)
+    assert optimizer_steps == [3, 3, 3, 2, 3]  # two rollouts cannot be cut into three minibatches
     assert batch.rollouts.prompt_index_B.tolist() == [0] * 4 + [1] * 2 + [2] * 3
-    for start, stop in ((0, 4), (4, 6), (6, 9)):
-        assert float(batch.rollouts.advantages_B1[start:stop].sum()) == pytest.approx(0.0, abs=1e-6)
-    assert batch.rollouts.advantages_B1.abs().sum() > 1
 
 
 def test_batches_that_cannot_be_trained_on_are_refused() -> None:
@@ -481,37 +380,34 @@ def test_batches_that_cannot_be_trained_on_are_refused() -> None:
         trainer.prepare((replace(groups(group_size=3)[0], rewards=None),))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_loss_and_old_log_probs_are_those_of_the_temperature(temperature: float) -> None:
     """Without a ratio the loss is the mean of -A * log p, which moves with the temperature; GRPO's is 0 at ratio 1."""
     options = changed(OPTIONS, temperature=temperature, loss__type="reinforce_with_baseline")
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     batch = trainer.prepare(groups())
     trainer.compute_old_log_probs(batch)
-    old_BT = batch.rollouts.old_log_probs_BT
+    old_BT, scored = batch.rollouts.old_log_probs_BT, own_log_probs(temperature)
     assert old_BT is not None
-    with torch.no_grad():
-        scored = all_by_hand(DecoderLM(CONFIG, seed=1), temperature)
     for row, log_probs in enumerate(scored):
         torch.testing.assert_close(old_BT[row, : len(log_probs)], log_probs, atol=1e-5, rtol=1e-5)
-    losses = [
-        -advantage * float(log_probs.mean()) for advantage, log_probs in zip(advantages_by_hand(), scored, strict=True)
-    ]
+    losses = [-advantage * float(row.mean()) for advantage, row in zip(advantages_by_hand(), scored, strict=True)]
     assert trainer.train(0, batch)["loss"].value == pytest.approx(sum(losses) / 12, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("eps", "delta", "divisor"),
+def test_advantages_follow_the_options() -> None:
     # rewards 0, 1, 1, 0.5: mean 0.625, std sqrt((0.390625 + 2 * 0.140625 + 0.015625) / 3) = sqrt(0.6875 / 3) = 0.478714
-    [(1e-30, "normalized_rewards", 0.478714), (1.0, "normalized_rewards", 1.478714), (1.0, "centered_rewards", 1.0)],
-)
-def test_advantages_follow_the_options(eps: float, delta: Delta, divisor: float) -> None:
-    options = changed(OPTIONS, advantage__eps=eps, advantage__delta=delta)
-    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(groups())
     rewards = [reward for group in groups() for reward in group.rewards or ()]
     assert sorted(rewards[:4]) == [0.0, 0.5, 1.0, 1.0]
-    expected = torch.tensor([[(reward - 0.625) / divisor] for reward in rewards])
-    torch.testing.assert_close(batch.rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
+    for eps, delta, divisor in (
+        (1e-30, "normalized_rewards", 0.478714),
+        (1.0, "normalized_rewards", 1.478714),
+        (1.0, "centered_rewards", 1.0),
+    ):
+        options = changed(OPTIONS, advantage__eps=eps, advantage__delta=delta)
+        batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(groups())
+        expected = torch.tensor([[(reward - 0.625) / divisor] for reward in rewards])
+        torch.testing.assert_close(batch.rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_without_a_baseline_the_loss_is_weighed_by_the_rewards_themselves() -> None:
@@ -526,25 +422,6 @@ def test_dropout_is_off_so_that_the_ratio_compares_one_policy_with_itself() -> N
     model = DecoderLM(CONFIG, seed=1).train()
     PolicyTrainer(model, 0, OPTIONS)
     assert not any(module.training for module in model.modules())
-
-
-def test_adams_decays_are_those_of_the_options() -> None:
-    """With both at 0 every weight moves by the learning rate in each step; with memory of the step before, few do."""
-
-    def shares(betas: tuple[float, float]) -> list[float]:
-        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, changed(OPTIONS, optimizer__betas=betas))
-        found = []
-        for step in range(2):
-            before = torch.cat([tensor.detach().flatten().clone() for tensor in trainer.weights().values()])
-            trainer.train(step, trainer.prepare(groups(seed=step)))
-            after = torch.cat([tensor.detach().flatten() for tensor in trainer.weights().values()])
-            moves = (after - before).abs()
-            found.append(float((moves[moves > 0] / 1e-2 - 1).abs().lt(0.01).float().mean()))
-        return found
-
-    forgetful, remembering = shares((0.0, 0.0)), shares((0.9, 0.95))
-    assert min(forgetful) > 0.9
-    assert remembering[0] > 0.9 > 0.5 > remembering[1]
 
 
 def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights() -> None:
@@ -563,21 +440,18 @@ def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights
     assert all(weight.grad is None for weight in trainer.weights().values())  # nothing left for a later step
 
 
-def test_a_stop_signal_is_heard_between_microbatches() -> None:
-    asked = iter([False, True])
-    options = replace(OPTIONS, gradient_accumulation_steps=3)
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
-    with pytest.raises(Interrupted, match="training step 0"):
-        trainer.train(0, trainer.prepare(groups()))
-
-
-def test_a_stop_signal_is_heard_between_minibatches() -> None:
-    """The first of three minibatches has made its step, the second is not begun."""
-    asked = iter([False, True])
-    options = replace(OPTIONS, minibatches_per_epoch=3, shuffle_minibatches=False)
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
-    with pytest.raises(Interrupted, match="training step 0, epoch 0, minibatch 1,"):
-        trainer.train(0, trainer.prepare(groups()))
-    expected = train_by_hand(1.0, [range(4)]).state_dict()
-    for name, weight in trainer.weights().items():
-        torch.testing.assert_close(weight.detach(), expected[name], atol=1e-4, rtol=1e-4)
+def test_a_stop_signal_is_heard_between_microbatches_and_between_minibatches() -> None:
+    """Of three minibatches the first has made its step, the second is not begun."""
+    for options, where in (
+        (replace(OPTIONS, gradient_accumulation_steps=3), "training step 0"),
+        (
+            replace(OPTIONS, minibatches_per_epoch=3, shuffle_minibatches=False),
+            "training step 0, epoch 0, minibatch 1,",
+        ),
+    ):
+        asked = iter([False, True])
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda asked=asked: next(asked))  # type: ignore[misc]
+        with pytest.raises(Interrupted, match=where):
+            trainer.train(0, trainer.prepare(groups()))
+    weights = {name: weight.detach() for name, weight in trainer.weights().items()}
+    assert_close(weights, train_by_hand(1.0, [range(4)]).state_dict())

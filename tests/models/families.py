@@ -118,13 +118,7 @@ _GEMMA_TOKENS: dict[str, Any] = {
     "bos": "<bos>",
     "pad": "<pad>",
 }
-_GEMMA: dict[str, Any] = {
-    **_GROUPED,
-    "head_dim": 32,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "rms_norm_eps": 1e-6,
-}
+_GEMMA: dict[str, Any] = {**_GROUPED, "head_dim": 32, "attention_bias": False, "rms_norm_eps": 1e-6}
 _GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 8}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 _MASKS = {"bias": (1, 1, 512, 512), "masked_bias": (), "rotary_emb.inv_freq": (4,)}
@@ -140,12 +134,6 @@ FAMILIES: dict[str, Family] = {
         sampling={"temperature": 0.6, "top_p": 0.9},
         buffers={f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (16,) for layer in range(2)},
         quirks="no rope_theta, no padding token",
-    ),
-    "Llama 2, bare config": Family(
-        {name: _LLAMA[name] for name in ("architectures", "model_type", *_SIZES, "max_position_embeddings")}
-        | {"rms_norm_eps": 1e-6, "hidden_act": "silu", "head_dim": None},
-        **_MISTRAL_TOKENS,
-        quirks="no num_key_value_heads, head_dim null",
     ),
     "Llama 3.2": Family(
         {**_LLAMA, "head_dim": 32, "rope_theta": 500000.0, "tie_word_embeddings": True}
@@ -186,7 +174,6 @@ FAMILIES: dict[str, Family] = {
     "Mistral v0.3": Family(
         {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6, "head_dim": None}, **_MISTRAL_TOKENS, padding_rows=1
     ),
-    "Qwen2": Family({**_QWEN_2, "tie_word_embeddings": True}, **_QWEN_TOKENS, quirks="tied, biases, vocabulary padded"),
     "Qwen2 with windows": Family(
         {**_QWEN_2, "tie_word_embeddings": False, "use_sliding_window": True, "sliding_window": 8}
         | {"max_window_layers": 1},
@@ -236,14 +223,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma 3 (1b)": Family(
         {**_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3}
-        | {
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "rope_theta": 1e6,
-            "torch_dtype": "bfloat16",
-        }
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_theta": 1e6}
         | {"rope_local_base_freq": 10000, "rope_scaling": None, "sliding_window_pattern": 2, "num_key_value_heads": 1}
-        | {"cache_implementation": "hybrid"},
+        | {"cache_implementation": "hybrid", "torch_dtype": "bfloat16"},
         **{**_GEMMA_TOKENS, "specials": (*_GEMMA_TOKENS["specials"], "<image_soft_token>")},
         ends=("<eos>", "<end_of_turn>"),
         sampling={"top_k": 64, "top_p": 0.95},
@@ -280,18 +262,9 @@ FAMILIES: dict[str, Family] = {
         {**_GROUPED, "hidden_act": "silu", "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"]}
         | {"layer_norm_eps": 1e-5, "logit_scale": 0.25, "rope_theta": 50000, "sliding_window": 8, "head_dim": 32}
         | {"sliding_window_pattern": 2, "num_hidden_layers": 3, "order_of_interleaved_layers": "local_attn_first"}
-        | {
-            "attention_bias": False,
-            "position_embedding_type": "rope_gptj",
-            "torch_dtype": "bfloat16",
-            "use_qk_norm": False,
-        }
-        | {
-            "cache_implementation": "hybrid",
-            "rotary_pct": 1.0,
-            "use_gated_activation": True,
-            "use_parallel_block": True,
-        },
+        | {"attention_bias": False, "position_embedding_type": "rope_gptj", "use_gated_activation": True}
+        | {"cache_implementation": "hybrid", "rotary_pct": 1.0, "use_parallel_block": True, "use_qk_norm": False}
+        | {"torch_dtype": "bfloat16"},
         specials=("<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
         ends=("<|END_OF_TURN_TOKEN|>",),
         eos="<|END_OF_TURN_TOKEN|>",
@@ -322,14 +295,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "SmolLM3": Family(
         {**_GROUPED, **_SILU, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "rope_theta": 5e6}
-        | {
-            "no_rope_layers": [1, 0],
-            "no_rope_layer_interval": 2,
-            "layer_types": ["full_attention"] * 2,
-            "mlp_bias": False,
-        }
+        | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2, "layer_types": ["full_attention"] * 2}
         | {"attention_bias": False, "use_sliding_window": False, "sliding_window": None, "max_window_layers": 28}
-        | {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "pretraining_tp": 2, "rope_scaling": None},
+        | {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "rope_scaling": None, "mlp_bias": False},
         specials=("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|pad|>2"),
         ends=("<|im_end|>",),
         eos="<|im_end|>",
@@ -385,14 +353,6 @@ FAMILIES: dict[str, Family] = {
         padding_rows=9,
         quirks="partial rotary, norms behind the layers",
     ),
-    "StableLM": Family(
-        {**_GROUPED, "hidden_act": "silu", "model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}
-        | {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "rope_theta": 10000, "use_qkv_bias": True}
-        | {"tie_word_embeddings": False, "torch_dtype": "float16", "num_key_value_heads": 4},
-        padding_rows=14,
-        tokenizer_class="GPTNeoXTokenizer",
-        quirks="partial rotary, biases of queries, keys and values",
-    ),
     "Pythia": Family(
         {**_SIZES, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu"}
         | {"max_position_embeddings": 512, "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "rotary_emb_base": 20000}
@@ -412,16 +372,7 @@ FAMILIES: dict[str, Family] = {
         | {"topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
         | {"routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
         | {"rope_theta": 10000, "tie_word_embeddings": False, "num_nextn_predict_layers": 0, "moe_layer_freq": 1}
-        | {
-            "rope_scaling": {
-                **_YARN,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "type": "yarn",
-            }
-        }
+        | {"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"}}
         | {"attention_bias": False, "ep_size": 1, "torch_dtype": "bfloat16"},
         specials=("<|begin_of_sentence|>", "<|end_of_sentence|>"),
         ends=("<|end_of_sentence|>",),
@@ -447,14 +398,8 @@ def _of_pieces(specials: tuple[str, ...], leading_space: bool) -> str:
     pieces = sorted({*"".join(_TEXTS).replace(" ", ""), "\u2581", *string.ascii_letters})
     merges = [("\u2581", "t"), ("\u2581t", "h"), ("1", "2"), ("a", "n"), ("\u2581", "an"), ("s", "w")]
     tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *map("".join, merges)]
-    model = models.BPE(
-        {token: place for place, token in enumerate(tokens)},
-        merges,
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(model)
+    places = {token: place for place, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(places, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     marked = normalizers.Replace(" ", "\u2581")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), marked]) if leading_space else marked
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -678,13 +623,8 @@ def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[st
         ``PROBE``; or ``error``, of the first that it could not open.
     """
     if not out.exists():
-        _reopen(folders, python, out)
+        command = [python, Path(__file__).with_name("reopen.py"), out, PROBE, *folders]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+        subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
     found: dict[str, dict[str, Any]] = torch.load(out)
     return found
-
-
-def _reopen(folders: Sequence[Path], python: str, out: Path) -> None:
-    names = [str(folder) for folder in folders]
-    script = Path(__file__).with_name("reopen.py")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    subprocess.run([python, str(script), str(out), PROBE, *names], env=environment, check=True, capture_output=True)

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from harness.core.errors import UserError
 from harness.models.chat import added_start, asks_date, chat_encoder, on_date, template_digest, text_encoder
 from harness.models.make_folder import main
-from harness.models.storage import load_policy
+from harness.models.storage import load_tokenizer
 from harness.models.tokenizer import EOS_TOKEN, train_tokenizer
 
 TEMPLATE = (
@@ -26,23 +26,9 @@ def tokenizer():
     return train_tokenizer(["user says red apple, model says"], 300)
 
 
-def test_a_chat_asks_as_its_user_up_to_the_models_turn(tokenizer) -> None:
-    tokenizer.chat_template = TEMPLATE
-    token_ids = chat_encoder(tokenizer)("red apple")
-    assert tokenizer.decode(token_ids) == "[user says red apple][model says"
-    assert all(type(token_id) is int for token_id in token_ids)
-    with_system = chat_encoder(tokenizer, "Be brief.")("red apple")
-    assert tokenizer.decode(with_system) == "[system says Be brief.][user says red apple][model says"
-
-
 def test_no_start_of_sequence_is_doubled(tokenizer) -> None:
     """A tokenizer that puts a token in front of every text, and a template that writes the same one."""
-    tokenizer.bos_token = EOS_TOKEN  # any token there is; its name does not matter
-    start = tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{EOS_TOKEN} $A", special_tokens=[(EOS_TOKEN, start)]
-    )
-    tokenizer.split_special_tokens = False
+    start = adds_start(tokenizer).bos_token_id
     tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
     turns = [{"role": "user", "content": "red apple"}]
     written = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
@@ -50,28 +36,36 @@ def test_no_start_of_sequence_is_doubled(tokenizer) -> None:
     assert token_ids.count(start) == 1
     assert tokenizer.encode(written).count(start) == 2  # what encoding the text again would have made of it
     assert token_ids == tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    for template in (tokenizer.chat_template, TEMPLATE):  # nor is one that a turn begins with
+        tokenizer.chat_template = template
+        encode = chat_encoder(tokenizer)
+        assert encode(f"{EOS_TOKEN}{EOS_TOKEN}red") == encode("red") == encode((("user", f"{EOS_TOKEN}red"),))
 
 
-def test_a_tokenizer_without_a_template_or_with_one_that_refuses_is_one_clear_error(tokenizer) -> None:
+def test_a_tokenizer_without_a_template_or_with_one_that_refuses_or_drops_a_system_turn(tokenizer) -> None:
     with pytest.raises(UserError) as caught:
         chat_encoder(tokenizer)
     assert caught.value.where == "task.chat_template"
     tokenizer.chat_template = NO_SYSTEM
     assert chat_encoder(tokenizer)("red") == tokenizer.encode("[user says red][model says")
-    with pytest.raises(UserError, match="with a system turn: no system turn") as caught:
-        chat_encoder(tokenizer, "Be brief.")
-    assert caught.value.where == "task.system_prompt"
+    for template, what in (
+        (NO_SYSTEM, "no system turn"),
+        ("{{ messages[-1].content }}", "drops the turn of the system"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(UserError, match=what) as caught:
+            chat_encoder(tokenizer, "Be brief.")
+        assert caught.value.where == "task.system_prompt"
 
 
 def test_a_made_folder_may_have_a_chat_template(tmp_path: Path) -> None:
     made = ["--shape", "tiny-qwen2", "--layers", "1", "--vocab", "512", "--dtype", "float32"]
     assert main([*made, "--chat", "-o", str(tmp_path / "chat")]) == 0
-    _, tokenizer = load_policy(tmp_path / "chat")
-    assert tokenizer.decode(chat_encoder(tokenizer, "Be brief.")("Why?")) == (
-        "[system] Be brief.\n[user] Why?\n[assistant] "
-    )
+    tokenizer = load_tokenizer(tmp_path / "chat")
+    written = tokenizer.decode(chat_encoder(tokenizer, "Be brief.")("Why?"))
+    assert written == "[system] Be brief.\n[user] Why?\n[assistant] "
     assert main([*made, "-o", str(tmp_path / "plain")]) == 0
-    assert load_policy(tmp_path / "plain")[1].chat_template is None
+    assert load_tokenizer(tmp_path / "plain").chat_template is None
 
 
 LLAMA_3_2 = (
@@ -127,37 +121,33 @@ def adds_start(tokenizer):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{EOS_TOKEN} $A", special_tokens=[(EOS_TOKEN, tokenizer.bos_token_id)]
     )
+    tokenizer.split_special_tokens = False
     return tokenizer
 
 
-@pytest.mark.parametrize("in_front", [0, 1, 3])
-def test_a_text_gets_one_start_of_sequence_where_the_tokenizer_adds_it(tokenizer, in_front: int) -> None:
-    text = EOS_TOKEN * in_front + "red apple" + EOS_TOKEN + "red"
+def test_a_text_gets_one_start_of_sequence_where_the_tokenizer_adds_it(tokenizer) -> None:
     tokenizer.split_special_tokens = False
-    alone = tokenizer.encode("red apple" + EOS_TOKEN + "red")
+    text = "red apple" + EOS_TOKEN + "red"
+    alone = tokenizer.encode(text)
     tokenizer.bos_token = EOS_TOKEN
     assert added_start(tokenizer) is None
-    assert text_encoder(tokenizer)(text) == [tokenizer.bos_token_id] * in_front + alone
+    for in_front in (0, 1, 3):
+        assert text_encoder(tokenizer)(EOS_TOKEN * in_front + text) == [tokenizer.bos_token_id] * in_front + alone
     start = adds_start(tokenizer).bos_token_id
     assert added_start(tokenizer) == start
-    assert text_encoder(tokenizer)(text) == [start, *alone]
+    for in_front in (0, 1, 3):
+        assert text_encoder(tokenizer)(EOS_TOKEN * in_front + text) == [start, *alone]
     assert text_encoder(tokenizer)("") == [start]
 
 
-@pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, TEMPLATE])
-def test_a_turn_that_begins_with_the_start_of_sequence_brings_no_second_one(tokenizer, template: str) -> None:
-    adds_start(tokenizer).chat_template = template
-    encode = chat_encoder(tokenizer)
-    assert encode(f"{EOS_TOKEN}{EOS_TOKEN}red") == encode("red") == encode((("user", f"{EOS_TOKEN}red"),))
-
-
-def test_turns_are_asked_as_they_are(tokenizer) -> None:
+def test_turns_are_asked_as_they_are_and_a_text_as_its_users(tokenizer) -> None:
     tokenizer.chat_template = TEMPLATE
-    turns = (("system", "Be brief."), ("user", "red"), ("assistant", "apple"), ("user", "says"))
     encode = chat_encoder(tokenizer)
-    assert tokenizer.decode(encode(turns)) == (
-        "[system says Be brief.][user says red][assistant says apple][user says says][model says"
-    )
+    assert tokenizer.decode(encode("red apple")) == "[user says red apple][model says"
+    assert all(type(token_id) is int for token_id in encode("red apple"))
+    with_system = chat_encoder(tokenizer, "Be brief.")("red apple")
+    assert tokenizer.decode(with_system) == "[system says Be brief.][user says red apple][model says"
+    turns = (("system", "Be brief."), ("user", "red"), ("assistant", "apple"), ("user", "says"))
     chat = [{"role": role, "content": content} for role, content in turns]
     assert encode(turns) == tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     with pytest.raises(UserError, match="turns of a chat"):
@@ -174,13 +164,11 @@ def test_arguments_reach_the_template_and_one_that_it_lacks_is_refused(tokenizer
     assert caught.value.where == "task.chat_template_kwargs"
 
 
-@pytest.mark.parametrize(
-    "whole", ["{% for part in turn.content %}{{ part.text }}{% endfor %}", "{{ turn.content[0]['text'] }}"]
-)
-def test_a_template_that_takes_contents_in_parts_gets_them(tokenizer, whole: str) -> None:
-    tokenizer.chat_template = TEMPLATE.replace("{{ turn.content }}", whole)
+def test_a_template_that_takes_contents_in_parts_gets_them(tokenizer) -> None:
     turns = (("system", "Be brief."), ("user", "red"))
-    assert tokenizer.decode(chat_encoder(tokenizer)(turns)) == "[system says Be brief.][user says red][model says"
+    for whole in ("{% for part in turn.content %}{{ part.text }}{% endfor %}", "{{ turn.content[0]['text'] }}"):
+        tokenizer.chat_template = TEMPLATE.replace("{{ turn.content }}", whole)
+        assert tokenizer.decode(chat_encoder(tokenizer)(turns)) == "[system says Be brief.][user says red][model says"
 
 
 LAST_TWO = "{% for turn in messages[-2:] %}{{ turn.content }}{% endfor %}"
@@ -207,10 +195,3 @@ def test_a_template_that_drops_a_part_or_has_errors_is_one_error(tokenizer, temp
         chat_encoder(tokenizer)(asked)
     assert what in caught.value.what
     assert caught.value.where == "task.chat_template"
-
-
-def test_a_system_prompt_that_the_template_drops_is_refused(tokenizer) -> None:
-    tokenizer.chat_template = "{{ messages[-1].content }}"
-    with pytest.raises(UserError, match="drops the turn of the system") as caught:
-        chat_encoder(tokenizer, "Be brief.")
-    assert caught.value.where == "task.system_prompt"

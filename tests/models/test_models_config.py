@@ -14,62 +14,39 @@ from harness.models.published import PUBLISHED
 
 def llama(**changes):
     """A Llama config.json with 4 query heads on 2 key heads of 16."""
-    config = {
-        "model_type": "llama",
-        "vocab_size": 100,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-    }
-    return config | changes
+    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    others = {"model_type": "llama", "max_position_embeddings": 128, "rms_norm_eps": 1e-5}
+    return {**sizes, **heads, **others, **changes}
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_translation_to_hugging_face_and_back_is_exact(name):
-    assert ModelConfig.from_hf(PRESETS[name].to_hf()) == PRESETS[name]
+def test_transformers_reads_the_same_shape_and_back_it_is_exact():
+    for name, preset in PRESETS.items():
+        read = LlamaConfig.from_dict(preset.to_hf(eos_token_id=1, pad_token_id=0))
+        assert read.rope_parameters == {"rope_type": "default", "rope_theta": preset.rope_theta}, name
+        for field in {field.name for field in dataclasses.fields(preset)} - {"rope_scaling", "rope_theta"}:
+            assert getattr(read, field) == getattr(preset, field), (name, field)
+        assert (read.eos_token_id, read.pad_token_id, read.bos_token_id) == (1, 0, None)
+    for name, shape in {**PRESETS, **{name: ModelConfig.from_hf(config) for name, config in PUBLISHED.items()}}.items():
+        assert ModelConfig.from_hf(shape.to_hf()) == shape, name
+        assert name in PRESETS or (shape.model_type, shape.attention_bias, shape.head_norms) == ("qwen2", True, False)
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_transformers_reads_the_same_shape(name):
-    preset = PRESETS[name]
-    read = LlamaConfig.from_dict(preset.to_hf(eos_token_id=1, pad_token_id=0))
-    for field in dataclasses.fields(preset):
-        expected = getattr(preset, field.name)
-        if field.name == "rope_scaling":
-            continue
-        found = read.rope_parameters["rope_theta"] if field.name == "rope_theta" else getattr(read, field.name)
-        assert found == expected, field.name
-    assert (read.eos_token_id, read.pad_token_id, read.bos_token_id) == (1, 0, None)
-    assert read.rope_parameters["rope_type"] == "default"
-
-
-def test_course_preset_has_the_shape_the_reference_names():
-    course = PRESETS["course"]
-    shape = (course.num_hidden_layers, course.hidden_size, course.num_attention_heads, course.intermediate_size)
-    assert shape == (4, 512, 16, 1344)
-    assert (course.max_position_embeddings, course.rope_theta) == (256, 10000.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_number_of_parameters():
+    sizes = {name: preset.num_parameters for name, preset in PRESETS.items()}
+    assert sizes == {
         # layer: q and o 2*128*128, k and v 2*64*128, SwiGLU 3*384*128, two norms 2*128 = 196,864; twice, and the
         # embeddings 512*128 and the last norm 128
-        ("tiny", 2 * 196_864 + 65_536 + 128),
+        "tiny": 2 * 196_864 + 65_536 + 128,
         # layer: 2*256*256 + 2*128*256 + 3*768*256 + 2*256 = 786,944
-        ("small", 4 * 786_944 + 1024 * 256 + 256),
+        "small": 4 * 786_944 + 1024 * 256 + 256,
         # layer: 4*512*512 + 3*1344*512 + 2*512 = 3,113,984; embeddings and output apart
-        ("course", 4 * 3_113_984 + 2 * 1024 * 512 + 512),
+        "course": 4 * 3_113_984 + 2 * 1024 * 512 + 512,
         # layer: 4*128*128 + 3*512*128 + 2*128 = 262,400
-        ("maths", 3 * 262_400 + 1024 * 128 + 128),
-    ],
-)
-def test_number_of_parameters(name, expected):
-    assert PRESETS[name].num_parameters == expected
+        "maths": 3 * 262_400 + 1024 * 128 + 128,
+    }
+    course = PRESETS["course"]  # the source's
+    assert (course.num_attention_heads, course.max_position_embeddings, course.rope_theta) == (16, 256, 10000.0)
 
 
 def test_optional_fields_take_llamas_defaults():
@@ -81,39 +58,20 @@ def test_optional_fields_take_llamas_defaults():
     assert shape.tie_word_embeddings is False
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}],
-)
-def test_both_spellings_of_the_rotary_base_are_read(spelling):
-    assert ModelConfig.from_hf(llama(**spelling)).rope_theta == 500_000.0
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
 """https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json"""
 
 
-def test_rope_scalings_are_read_in_both_spellings():
+def test_rope_bases_and_scalings_are_read_in_both_spellings():
     scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
     read = ModelConfig.from_hf(llama(rope_parameters=LLAMA3))
     assert read == ModelConfig.from_hf(llama(rope_theta=5e5, rope_scaling=scaling))
     assert (read.rope_theta, read.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))
     linear = ModelConfig.from_hf(llama(rope_scaling={"type": "linear", "factor": 2.0}))
     assert linear.rope_scaling == RopeScaling("linear", 2.0)
-
-
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_published_shapes_of_qwen_are_read(name):
-    shape = ModelConfig.from_hf(PUBLISHED[name])
-    assert (shape.model_type, shape.attention_bias, shape.head_norms) == ("qwen2", True, False)
-    assert ModelConfig.from_hf(shape.to_hf()) == shape
+    default = ModelConfig.from_hf(llama(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
+    assert (default.rope_theta, default.rope_scaling) == (5e5, None)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +102,11 @@ def test_what_the_own_model_cannot_run_is_refused_by_name(change, named):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_impossible_shapes_are_refused():
+    for change, named in (
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, must be from 1 to 1000"),
-    ],
-)
-def test_impossible_shapes_are_refused(change, named):
-    with pytest.raises(UserError, match=named):
-        dataclasses.replace(PRESETS["tiny"], **change)
+    ):
+        with pytest.raises(UserError, match=named):
+            dataclasses.replace(PRESETS["tiny"], **change)

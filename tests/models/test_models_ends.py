@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from harness.core.errors import UserError
 from harness.models.chat import turn_end
@@ -39,7 +39,6 @@ SMALL = {"vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 3
 MODELS = {
     "own decoder": lambda: DecoderLM(SHAPE),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=1, n_head=2)),
 }
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
@@ -74,9 +73,10 @@ def folder(saved, tmp_path):
     return copy
 
 
-@pytest.mark.parametrize(
-    ("config", "generation", "expected"),
-    [
+def test_tokenizer_and_both_configs_name_end_tokens(folder):
+    """What no file names is none: transformers' own config of Granite has 2 where the file has nothing."""
+    assert end_tokens(*load_policy(folder)) == (EOS,)
+    for config, generation, expected in (
         (None, None, [EOS]),
         (IM_END, None, [EOS, IM_END]),
         (None, IM_END, [EOS, IM_END]),
@@ -84,25 +84,18 @@ def folder(saved, tmp_path):
         ([EOS, EOT], [EOT], [EOS, EOT]),
         ([], [], [EOS]),
         (len(TOKENIZER), [-1, 128009], [EOS]),  # no response can hold them
-    ],
-)
-def test_tokenizer_and_both_configs_name_end_tokens(folder, config, generation, expected):
-    write(folder, "config.json", {"eos_token_id": config})
-    write(folder, "generation_config.json", {"eos_token_id": generation})
-    assert list(end_tokens(*load_policy(folder))) == expected
+    ):
+        write(folder, "config.json", {"eos_token_id": config})
+        write(folder, "generation_config.json", {"eos_token_id": generation})
+        assert list(end_tokens(*load_policy(folder))) == expected, (config, generation)
 
 
-def test_what_no_file_names_is_no_end(folder):
-    """transformers' own config of Granite has 2, and GPT-2's 50256, where the file has none."""
-    assert end_tokens(*load_policy(folder)) == (EOS,)
-
-
-@pytest.mark.parametrize("value", ["<|im_end|>", 2.0, True, [2, None]])
-def test_ends_of_another_kind_are_refused_by_name(folder, value):
-    write(folder, "generation_config.json", {"eos_token_id": value})
-    with pytest.raises(UserError, match=r"eos_token_id is .*, must be a token id") as refused:
-        load_policy(folder)
-    assert refused.value.where == "generation_config.json"
+def test_ends_of_another_kind_are_refused_by_name(folder):
+    for value in ("<|im_end|>", 2.0, True, [2, None]):
+        write(folder, "generation_config.json", {"eos_token_id": value})
+        with pytest.raises(UserError, match=r"eos_token_id is .*, must be a token id") as refused:
+            load_policy(folder)
+        assert refused.value.where == "generation_config.json"
 
 
 def test_a_tokenizer_without_one_may_leave_it_to_the_configs(folder):
@@ -140,8 +133,8 @@ def test_a_saved_folder_says_what_the_one_it_came_from_says(folder, tmp_path, id
         save_policy(model, tokenizer, target, gathered)
         config = read(target, "config.json")
         assert {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config} == ids
-        assert (read(target, "generation_config.json") if generation is not None else None) == generation
         assert (target / "generation_config.json").exists() == (generation is not None)
+        assert generation is None or read(target, "generation_config.json") == generation
         assert read(target, "tokenizer_config.json").get("pad_token") is None
         first, (model, tokenizer) = model, load_policy(target)
         assert end_tokens(model, tokenizer) == end_tokens(first, tokenizer)
@@ -149,10 +142,10 @@ def test_a_saved_folder_says_what_the_one_it_came_from_says(folder, tmp_path, id
 
 def test_a_policy_from_no_folder_names_its_tokenizers_ends(tmp_path):
     save_policy(DecoderLM(SHAPE), TOKENIZER, tmp_path / "policy")
-    assert read(tmp_path / "policy", "generation_config.json") == {
-        "eos_token_id": EOS, "pad_token_id": PAD, "do_sample": True
-    }  # fmt: skip
+    generation = read(tmp_path / "policy", "generation_config.json")
+    assert generation == {"eos_token_id": EOS, "pad_token_id": PAD, "do_sample": True}
     assert end_tokens(DecoderLM(SHAPE), TOKENIZER) == (EOS,)
+    assert texts_of([IM_END, EOS], TOKENIZER) == {str(IM_END): "<|im_end|>", str(EOS): "<|eos|>"}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +166,3 @@ def test_a_policy_from_no_folder_names_its_tokenizers_ends(tmp_path):
 )  # fmt: skip
 def test_the_token_behind_an_assistants_turn(template, end):
     assert turn_end(chat_tokenizer(template)) == end
-
-
-def test_ends_are_told_with_their_texts():
-    assert texts_of([IM_END, EOS], TOKENIZER) == {str(IM_END): "<|im_end|>", str(EOS): "<|eos|>"}

@@ -53,11 +53,9 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
-@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance):
-    model, batch = own_model().to(dtype), make_batch(*lengths)
+def assert_as_plain_rows(score, lengths, dtype, tolerance, **changes):
+    """Values, entropies and gradients are those of one row after another."""
+    model, batch = own_model(**changes).to(dtype), make_batch(*lengths)
     expected, expected_entropy = row_by_row(model, batch, temperature=0.7)
     log_probs, entropy = score(model, *batch, temperature=0.7, with_entropy=True)
     torch.testing.assert_close(log_probs, expected, rtol=tolerance, atol=tolerance)
@@ -67,16 +65,17 @@ def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance)
         assert_equal(gradients(model, log_probs), gradients(model, expected), tolerance)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
-    model, batch = own_model().double(), make_batch(*lengths)
-    expected, _ = policy_log_probs(model, *batch)
+def test_values_and_gradients_equal_plain_rows(lengths):
+    assert_as_plain_rows(policy_log_probs, lengths, torch.float64, 1e-12)
+    assert_as_plain_rows(padded_response_log_probs, lengths, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_blocks_of_queries_change_nothing(size, monkeypatch):
     monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: size)
-    log_probs, _ = policy_log_probs(model, *batch)
-    torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
-    if batch[3].any():
-        assert_equal(gradients(model, log_probs), gradients(model, expected), 1e-12)
+    for lengths in BATCHES.values():
+        assert_as_plain_rows(policy_log_probs, lengths, torch.float64, 1e-12)
 
 
 def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeypatch):
@@ -91,13 +90,11 @@ def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeyp
 @given(st.data())
 def test_values_equal_plain_rows_for_any_lengths(data):
     prompt_lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
-    rows = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, len(prompt_lengths) - 1)), min_size=1))
-    batch = make_batch(prompt_lengths, *map(list, zip(*rows, strict=True)))
-    model = own_model(tie_word_embeddings=False, num_key_value_heads=4)
-    with torch.no_grad():
-        expected, _ = row_by_row(model, batch)
-        for score in (policy_log_probs, padded_response_log_probs):
-            torch.testing.assert_close(score(model, *batch)[0], expected, rtol=1e-5, atol=2e-5)
+    row = st.tuples(st.integers(0, 9), st.integers(0, len(prompt_lengths) - 1))
+    rows = data.draw(st.lists(row, min_size=1, max_size=8))
+    lengths = prompt_lengths, *map(list, zip(*rows, strict=True))
+    for score in (policy_log_probs, padded_response_log_probs):
+        assert_as_plain_rows(score, lengths, torch.float64, 1e-11, tie_word_embeddings=False, num_key_value_heads=4)
 
 
 def test_masked_positions_are_zero_and_padding_does_not_matter():
@@ -124,12 +121,9 @@ def test_only_distinct_tokens_are_run():
     assert batch.scored_ids_M.shape == (12,)
     # row 0 starts at the last token of prompt 1 (slot 10), row 2 at that of prompt 0 (slot 3), row 3 at 10 again
     assert batch.scored_slots_M.tolist() == [10, 11, 12, 13, 14, 3, 15, 16, 10, 0, 0, 0]
-
-
-def test_tokens_are_filled_up_to_a_number_that_other_batches_have():
-    batch = pack_batch(ScoreRequest(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"])))
-    assert batch.token_ids_N.shape == batch.positions_N.shape == batch.attended_slots_N.shape == (96,)
-    assert batch.scored_slots_M.shape == batch.scored_ids_M.shape == (96,)
+    filled = pack_batch(ScoreRequest(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"])))
+    assert filled.token_ids_N.shape == filled.positions_N.shape == filled.attended_slots_N.shape == (96,)
+    assert filled.scored_slots_M.shape == filled.scored_ids_M.shape == (96,)
 
 
 def test_the_dispatcher_encodes_prompts_once_for_the_own_model_only():
@@ -181,25 +175,18 @@ def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
     assert expected.abs().max() > 5
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (1, torch.tensor([4, 0]), "a prompt has 0 tokens, must be at least 1"),
-        (1, torch.tensor([4, 9]), "a prompt of 9 tokens in 8 columns"),
+def test_a_malformed_batch_is_refused():
+    good = make_batch([4, 7], [5, 2, 3], [0, 1, 1])
+    for place, value, message in (
+        (1, torch.tensor([4, 0]), "0 tokens, must be at least 1"),
+        (1, torch.tensor([4, 9]), "9 tokens in 8 columns"),
         (1, torch.tensor([4]), r"prompt_lengths is \(1,\), not \(2,\)"),
         (3, torch.ones(3, 4), r"response_mask is \(3, 4\), response_ids \(3, 5\)"),
         (3, torch.tensor([[1, 1, 0, 1, 0]] * 3), "response_mask has a 1 after a 0"),
         (4, torch.tensor([0, 1, 2]), r"prompt_index \[2\] is outside 0..1"),
         (4, torch.tensor([0, 1]), r"prompt_index is \(2,\), not \(3,\)"),
-    ],
-)
-def test_a_malformed_batch_is_refused(place, value, message):
-    batch = list(make_batch([4, 7], [5, 2, 3], [0, 1, 1]))
-    batch[place] = value
-    with pytest.raises(ValueError, match=message):
-        ScoreRequest(*batch)
-
-
-def test_temperature_zero_is_refused():
+    ):
+        with pytest.raises(ValueError, match=message):
+            ScoreRequest(*good[:place], value, *good[place + 1 :])
     with pytest.raises(ValueError, match="temperature is 0, must be above 0"):
-        ScoreRequest(*make_batch([4], [5], [0]), temperature=0)
+        ScoreRequest(*good, temperature=0)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
@@ -19,10 +19,7 @@ PROMPTS = torch.tensor([[1, 0, 2], [3, 2, 4]])
 
 def logits_by_loops(model, prompt):
     """Go through all indices, in float64; rows are response positions, columns tokens."""
-    emb, enc, dec = (
-        tensor.tolist()
-        for tensor in (model.embedding.double(), model.encode_weights.double(), model.decode_weights.double())
-    )
+    emb, enc, dec = (t.double().tolist() for t in (model.embedding, model.encode_weights, model.decode_weights))
     size = range(len(emb[0]))
     encoded = [
         sum(emb[token][d0] * enc[place][d0][e] for place, token in enumerate(prompt) for d0 in size) for e in size
@@ -31,18 +28,12 @@ def logits_by_loops(model, prompt):
     return [[sum(row[d] * vector[d] for d in size) for vector in emb] for row in decoded]
 
 
-def test_logits_are_those_of_the_loops():
+def test_logits_are_those_of_the_loops_and_a_shorter_prompt_leaves_out_the_later_matrices():
     model, _ = sorting_policy(3)
-    logits_PTV = model(PROMPTS)
-    assert logits_PTV.shape == (2, 3, 5)
-    for row, prompt in enumerate(PROMPTS.tolist()):
-        torch.testing.assert_close(logits_PTV[row], torch.tensor(logits_by_loops(model, prompt)), atol=1e-4, rtol=1e-4)
-
-
-def test_a_shorter_prompt_leaves_out_the_later_matrices():
-    model, _ = sorting_policy(3)
-    padded = model(torch.tensor([[1, 0, 4]]), torch.tensor([2]))
-    torch.testing.assert_close(padded[0], torch.tensor(logits_by_loops(model, [1, 0])), atol=1e-4, rtol=1e-4)
+    assert model(PROMPTS).shape == (2, 3, 5)
+    short = model(torch.tensor([[1, 0, 4]]), torch.tensor([2]))
+    for prompt, logits_TV in zip([*PROMPTS.tolist(), [1, 0]], [*model(PROMPTS), short[0]], strict=True):
+        torch.testing.assert_close(logits_TV, torch.tensor(logits_by_loops(model, prompt)), atol=1e-4, rtol=1e-4)
 
 
 def test_the_size_is_the_sources():
@@ -71,57 +62,41 @@ def batch():
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_log_probs_and_entropy_are_those_of_each_position_alone(temperature):
     model, _ = sorting_policy(1)
+    prompts, lengths, responses, mask, index = batch()
     with torch.no_grad():
-        log_probs_BT, entropy_BT = policy_log_probs(model, *batch(), temperature=temperature, with_entropy=True)
-    _, _, responses, mask, index = batch()
+        log_probs_BT, entropy_BT = policy_log_probs(
+            model, prompts, lengths, responses, mask, index, temperature=temperature, with_entropy=True
+        )
     for row, position in product(range(4), range(3)):
-        logits = [value / temperature for value in logits_by_loops(model, PROMPTS[index[row]].tolist())[position]]
-        total = math.log(sum(math.exp(value) for value in logits))
-        logs = [value - total for value in logits]
+        logits = torch.tensor(logits_by_loops(model, PROMPTS[index[row]].tolist())[position], dtype=torch.float64)
+        logs = (logits / temperature).log_softmax(-1)
         counts = float(mask[row, position])
-        assert float(log_probs_BT[row, position]) == pytest.approx(counts * logs[responses[row, position]], abs=1e-3)
-        entropy = -sum(math.exp(value) * value for value in logs)
-        assert float(entropy_BT[row, position]) == pytest.approx(counts * entropy, abs=1e-3)
+        wanted = float(logs[responses[row, position]]), float(-(logs.exp() * logs).sum())
+        found = float(log_probs_BT[row, position]), float(entropy_BT[row, position])
+        assert found == pytest.approx((counts * wanted[0], counts * wanted[1]), abs=1e-3)
 
 
-def test_a_gradient_step_makes_the_responses_likelier():
-    model, _ = sorting_policy(1)
-    before, _ = policy_log_probs(model, *batch())
-    (-before.sum()).backward()
-    torch.optim.SGD(model.parameters(), lr=1e-4).step()
-    after, _ = policy_log_probs(model, *batch())
-    assert after.sum() > before.sum()
-
-
-def test_the_tokenizer_of_numbers():
+def test_the_tokenizer_of_numbers_and_what_is_refused():
     tokenizer = NumberTokenizer()
     assert tokenizer.encode("1 0 2") == [1, 0, 2]
     assert tokenizer.decode(torch.tensor([4, 3, 3])) == "4 3 3"
     assert len(tokenizer) == tokenizer.eos_token_id == 5
     for text in ("1 5", "1 apple", "1 ²"):
-        with pytest.raises(UserError, match="other words than the numbers 0 to 4"):
+        with pytest.raises(UserError, match="0 to 4"):
             tokenizer.encode(text)
-
-
-def test_a_prompt_that_is_too_long_is_refused():
-    with pytest.raises(UserError, match="a prompt has 4 tokens, the sorting model takes at most 3"):
+    with pytest.raises(UserError, match=r"4 tokens.* at most 3"):
         sorting_policy(0)[0](torch.tensor([[1, 2, 3, 4]]))
 
 
 def test_what_is_saved_holds_the_weights_and_says_what_they_are(tmp_path):
     model, tokenizer = sorting_policy(0)
     save_policy(model, tokenizer, tmp_path / "policy")
-    saved = load_file(tmp_path / "policy" / "model.safetensors")
-    assert {name: torch.equal(saved[name], weight) for name, weight in model.state_dict().items()} == dict.fromkeys(
-        saved, True
-    )
-    assert json.loads((tmp_path / "policy" / "config.json").read_text()) == {
-        "model_type": "harness_sorting",
-        "vocab_size": 5,
-        "embedding_size": 10,
-        "prompt_length": 3,
-        "response_length": 3,
-    }
+    saved, weights = load_file(tmp_path / "policy" / "model.safetensors"), model.state_dict()
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
+    config = json.loads((tmp_path / "policy" / "config.json").read_text())
+    sizes = {"vocab_size": 5, "embedding_size": 10, "prompt_length": 3, "response_length": 3}
+    assert config == {"model_type": "harness_sorting", **sizes}
     with pytest.raises(UserError):  # it is no language model, and says so before anything is loaded
         load_policy(tmp_path / "policy")
 
@@ -168,9 +143,8 @@ def test_sampled_estimates_agree_with_exact_kl_within_their_standard_errors():
     policy, other = policies_apart(0.03)
     exact = float(sorting_kl(policy, other, PROMPTS, torch.tensor([3, 3]), 1.0).mean())
     log_p, log_q = (log_probs_of_responses(model) for model in (policy, other))
-    drawn_PR = torch.multinomial(
-        log_p.sum(-1).exp(), 100_000, replacement=True, generator=torch.Generator().manual_seed(1)
-    )
+    seeded = torch.Generator().manual_seed(1)
+    drawn_PR = torch.multinomial(log_p.sum(-1).exp(), 100_000, replacement=True, generator=seeded)
     sampled = [torch.stack([row[drawn] for row, drawn in zip(kind, drawn_PR, strict=True)]) for kind in (log_p, log_q)]
     errors = {}
     for estimator in ("k1", "k3"):
@@ -179,19 +153,6 @@ def test_sampled_estimates_agree_with_exact_kl_within_their_standard_errors():
         assert abs(float(values.mean()) - exact) < 3 * errors[estimator]
     assert errors["k3"] < 0.02 * exact  # and that is a narrow bound
     assert errors["k1"] > 2 * errors["k3"]
-
-
-def test_k2_agrees_to_second_order_for_policies_that_are_near():
-    """Its bias is of third order in the distance, KL of second: half the distance halves the bias over KL."""
-    shares = []
-    for step in (0.0008, 0.0004, 0.0002):
-        policy, other = policies_apart(step)
-        log_p, log_q = (log_probs_of_responses(model) for model in (policy, other))
-        exact = float(sorting_kl(policy, other, PROMPTS, torch.tensor([3, 3]), 1.0).sum())
-        k2 = float((log_p.sum(-1).exp() * kl_estimate(log_p, log_q, "k2").sum(-1)).sum())
-        shares.append(abs(k2 - exact) / exact)
-    assert shares[0] < 0.001
-    assert [first / second for first, second in pairwise(shares)] == pytest.approx([2.0, 2.0], rel=0.15)
 
 
 def test_exact_kl_is_0_between_equal_policies_and_offered_by_no_other_model():

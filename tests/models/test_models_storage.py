@@ -7,7 +7,6 @@ import io
 import json
 import os
 import resource
-import subprocess
 import sys
 import weakref
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.core.errors import UserError
 from harness.models import storage
@@ -36,45 +35,21 @@ def folder(tmp_path):
     return tmp_path / "policy"
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_transformers_loads_what_is_saved(tmp_path, tied):
-    model = DecoderLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied), seed=5)
-    save_policy(model, TOKENIZER, tmp_path / "new" / "policy")
-    llama, loaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "new" / "policy", output_loading_info=True, trust_remote_code=False
-    )
-    assert type(llama) is LlamaForCausalLM
-    assert [value for key, value in loaded.items() if "keys" in key and value] == []
-    torch.testing.assert_close(llama(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new" / "policy", trust_remote_code=False)
-    assert tokenizer.encode("a red apple") == TOKENIZER.encode("a red apple")
-    assert (llama.generation_config.eos_token_id, llama.generation_config.pad_token_id) == (1, 0)
-
-
-def test_only_whole_files_and_no_pickle_are_left(folder):
+def test_only_whole_files_and_no_pickle_are_left_and_no_older_weights(folder):
+    for kept, text in (
+        ("notes.txt", "mine"),
+        ("model-00001-of-00002.safetensors", ""),
+        ("model.safetensors.index.json", ""),
+    ):
+        (folder / kept).write_text(text)
     save_policy(DecoderLM(SHAPE, seed=1), TOKENIZER, folder)  # over the first
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
-    ]  # fmt: skip
+    written = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*written, "notes.txt"])
     assert [path.name for path in folder.parent.iterdir()] == ["policy"]
+    assert all(str(folder.parent) not in path.read_text() for path in folder.glob("*.json"))
     saved = load_file(folder / "model.safetensors")
     for name, weight in DecoderLM(SHAPE, seed=1).state_dict().items():
         assert torch.equal(saved[name], weight), name
-
-
-def test_nothing_saved_names_a_path(folder):
-    for path in folder.glob("*.json"):
-        assert str(folder.parent) not in path.read_text(), path.name
-
-
-def test_other_files_in_the_folder_stay_but_no_older_weights(folder):
-    (folder / "notes.txt").write_text("mine")
-    for stale in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
-        (folder / stale).write_text("from a larger model")
-    save_policy(DecoderLM(SHAPE), TOKENIZER, folder)
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -109,12 +84,11 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing_half_written(tmp_path
     before = files_in(tmp_path)
     narrow = {"hidden_size": width, "intermediate_size": width, "head_dim": width}
     model = DecoderLM(dataclasses.replace(SHAPE, **narrow, num_attention_heads=1, num_key_value_heads=1))
-    with pytest.raises(UserError) as refused, no_file_beyond(4500):
+    too_large = r"cannot save the policy: .*File too large \(os error 27\)"  # EFBIG
+    with pytest.raises(UserError, match=too_large) as refused, no_file_beyond(4500):
         save_policy(model.to(torch.bfloat16), TOKENIZER, policy)
-    assert refused.value.what.startswith("cannot save the policy: ")
-    assert "File too large (os error 27)" in refused.value.what  # EFBIG
     assert refused.value.where == str(policy)
-    assert refused.value.fix == "free space on that disk, or choose another folder"
+    assert "free space" in refused.value.fix
     assert files_in(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == (["policy"] if earlier else [])
 
@@ -170,59 +144,57 @@ def test_a_llama_the_own_model_cannot_run_is_left_to_transformers(tmp_path):
     assert not model.training
 
 
-def test_a_missing_folder_is_refused():
-    with pytest.raises(UserError, match=r"no model folder \./no/such/folder"):
-        load_policy("./no/such/folder")
+def damaged(name, content=None):
+    """Take a file of the folder away, or put other bytes in its place."""
+    return lambda folder: (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
 
 
-def test_a_file_is_refused(folder):
-    with pytest.raises(UserError, match="is a file, must be a folder"):
-        load_policy(folder / "config.json")
+def lacks_its_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
 
 
-def test_a_folder_without_config_is_refused(folder):
-    (folder / "config.json").unlink()
-    with pytest.raises(UserError, match=r"no config\.json in the model folder"):
-        load_policy(folder)
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "holds no object")])
-def test_a_damaged_config_is_refused(folder, text, message):
-    (folder / "config.json").write_text(text)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damaged("config.json"), r"no config\.json"),
+        (damaged("config.json", b"{"), "is not JSON"),
+        (damaged("config.json", b"[]"), "holds no object"),
+        (damaged("model.safetensors"), r"no weights.* no \*\.safetensors"),
+        (damaged("model.safetensors", b"\x10\x00\x00\x00"), r"cannot read model\.safetensors"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+         r"only pickled weights \(pytorch_model\.bin\)"),
+        (lacks_its_tokenizer, "no usable tokenizer"),
+        (train_tokenizer(["a red apple on a big table and a green one"] * 2, 290).save_pretrained,
+         r"the tokenizer has 2\d\d tokens, the model's vocab_size is 260"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_lacks_a_part_or_has_a_damaged_one_is_refused(folder, change, message):
+    change(folder)
     with pytest.raises(UserError, match=message):
         load_policy(folder)
 
 
-def test_a_folder_without_weights_is_refused(folder):
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"no weights in the model folder: config.json but no \*.safetensors"):
-        load_policy(folder)
-
-
-def test_pickled_weights_are_refused_with_the_reason(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\).*loading a pickle can run any"):
-        load_policy(folder)
+@pytest.mark.parametrize("path", ["./no/such/folder", "x" * 5000, "a/" * 2500, "a\0b", "~nobody/model", "\udcff"])
+def test_names_that_no_folder_has_are_refused(path):
+    with pytest.raises(UserError, match=r"^no (model )?folder"):
+        load_policy(path)
 
 
 def test_missing_and_misshapen_tensors_are_named(folder):
+    with pytest.raises(UserError, match="is a file, must be a folder"):
+        load_policy(folder / "config.json")
     weights = load_file(folder / "model.safetensors")
     norm = weights.pop("model.norm.weight")
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"the weights lack model.norm.weight \(128,\)"):
+    with pytest.raises(UserError, match=r"model.norm.weight \(128,\)"):
         load_policy(folder)
     save_file(weights | {"model.norm.weight": norm[:5].clone()}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"model.norm.weight is \(5,\), config.json asks for \(128,\)"):
         load_policy(folder)
 
 
-GATE = "model.layers.0.mlp.gate_proj.weight"
-
-
-def with_weights(folder, change):
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+GATE, OTHER_GATE = (f"model.layers.{layer}.mlp.gate_proj.weight" for layer in (0, 1))
 
 
 def with_config(folder, **changes):
@@ -243,38 +215,34 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
             lambda weights: weights.update({GATE: weights[GATE].int()}),
             f"{GATE} is of type I32, must be one of F64, F32",
         ),
-        (
-            lambda weights: weights.update({GATE.replace("0", "1"): weights[GATE].clone()}),
-            "hold 1 tensors that config.json has no place for, model.layers.1.mlp.gate_proj.weight among them",
-        ),
+        (lambda weights: weights.update({OTHER_GATE: weights[GATE].clone()}), f"hold 1 tensors .* {OTHER_GATE}"),
     ],
 )
 def test_weights_that_would_be_taken_in_silence_are_named(folder, runs_it, change, what):
-    with_weights(folder, change)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if runs_it == "transformers":
         with_config(folder, rope_parameters=DYNAMIC)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=what) as caught:
         load_policy(folder)
-    assert what in caught.value.what
     assert caught.value.where.startswith(str(folder))
 
 
 @pytest.mark.parametrize("runs_it", ["own", "transformers"])
-@pytest.mark.parametrize(
-    ("name", "value", "most"),
-    [
+def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it):
+    config = json.loads((folder / "config.json").read_text())
+    for name, value, most in (
         ("num_hidden_layers", 0, 1000),
-        ("num_hidden_layers", -1, 1000),
-        ("num_hidden_layers", 10**6, 1000),
-        ("hidden_size", 10**9, 2**24),
+        ("num_hidden_layers", 1001, 1000),
+        ("hidden_size", 2**24 + 1, 2**24),
         ("vocab_size", 10**400, 2**24),
         ("max_position_embeddings", -1, 2**31),
-    ],
-)
-def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it, name, value, most):
-    with_config(folder, **{name: value}, **({"rope_parameters": DYNAMIC} if runs_it == "transformers" else {}))
-    with pytest.raises(UserError, match=f"{name} is .*, must be from 1 to {most}"):
-        load_policy(folder)
+    ):
+        dynamic = {"rope_parameters": DYNAMIC} if runs_it == "transformers" else {}
+        (folder / "config.json").write_text(json.dumps({**config, **dynamic, name: value}))
+        with pytest.raises(UserError, match=f"{name} is .*, must be from 1 to {most}"):
+            load_policy(folder)
 
 
 @pytest.mark.parametrize(
@@ -307,46 +275,11 @@ def test_pipes_in_a_model_folder_are_not_waited_for(folder, name):
     assert caught.value.where == str(folder / name)
 
 
-@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 2500, "a\0b", "~nobody/model", "\udcff"])
-def test_names_that_no_folder_can_have_are_refused(path):
-    with pytest.raises(UserError) as caught:
-        load_policy(path)
-    assert caught.value.what.startswith(("no model folder", "no folder"))
-
-
-def test_damaged_weights_are_refused(folder):
-    (folder / "model.safetensors").write_bytes(b"\x10\x00\x00\x00")
-    with pytest.raises(UserError, match=r"cannot read model\.safetensors"):
-        load_policy(folder)
-
-
-def test_a_folder_without_tokenizer_is_refused(folder):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    with pytest.raises(UserError, match="no usable tokenizer in the model folder"):
-        load_policy(folder)
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(folder):
-    train_tokenizer(["a red apple on a big table and a green one"] * 2, 290).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"the tokenizer has 2\d\d tokens, the model's vocab_size is 260"):
-        load_policy(folder)
-
-
-def test_a_hub_name_without_network_is_one_clear_error(tmp_path):
-    script = """
-from harness.core.errors import UserError
-from harness.models.storage import load_policy
-try:
-    load_policy("nobody/no-such-model")
-except UserError as error:
-    print(error)
-"""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("no folder nobody/no-such-model, and the Hugging Face hub did not give a model")
-    assert "fix:   check the name and the network" in done.stdout
-    assert "Traceback" not in done.stderr
+def test_a_hub_name_without_network_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="no folder nobody/no-such-model") as refused:
+        load_policy("nobody/no-such-model")
+    assert "check the name and the network" in refused.value.fix
 
 
 OWN_CODE = """
@@ -377,12 +310,8 @@ def test_code_in_a_model_folder_never_runs_whatever_is_typed(folder, tmp_path, m
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | own))
     typed = io.StringIO("y\n" * 4)
     monkeypatch.setattr(sys, "stdin", typed)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=r"run code of its own \(auto_map") as refused:
         load_policy(folder)
-    assert str(refused.value).splitlines() == [
-        "the model folder wants to run code of its own (auto_map in its JSON files), which is never done",
-        f"  where: {folder}",
-        "  fix:   give a model whose classes transformers has itself",
-    ]
+    assert refused.value.where == str(folder)
     assert typed.read() == "y\n" * 4
     assert not marker.exists()
