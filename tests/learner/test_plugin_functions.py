@@ -17,6 +17,8 @@ from harness.settings.loss import LossSettings
 
 EXAMPLE = "docs.examples.own_loss.losses"
 CISPO, RLOO = f"{EXAMPLE}:cispo", f"{EXAMPLE}:leave_one_out"
+ARGUMENTS = {"log_probs", "old_log_probs", "engine_log_probs", "reference_log_probs", "response_mask"}
+ARGUMENTS |= {"advantages", "rewards", "cliprange", "cliprange_high"}
 HEAD = "import math\nimport sys\nimport torch\n\n\n"
 
 
@@ -71,20 +73,12 @@ def test_the_cispo_of_the_docs_is_the_built_in_one_bit_for_bit():
     assert 0 < clipped.value.item() < 6
 
 
-def test_the_advantage_of_the_docs_is_rloo():
-    advantage = PluginAdvantage(RLOO, 3)
+def test_the_advantages_of_the_docs_are_rloo_and_one_that_takes_lengths():
     none = {"lengths": torch.ones(2, 3), "truncated": torch.zeros(2, 3)}
-    found = advantage(rewards=torch.tensor([[0.0, 1.0, 1.0], [3.0, 0.0, 0.0]]), **none)
+    found = PluginAdvantage(RLOO, 3)(rewards=torch.tensor([[0.0, 1.0, 1.0], [3.0, 0.0, 0.0]]), **none)
     assert found.tolist() == [[-1.0, 0.5, 0.5], [3.0, -1.5, -1.5]]
-
-
-def test_the_advantage_of_the_docs_that_takes_lengths():
-    advantage = PluginAdvantage(f"{EXAMPLE}:shorter_is_better", 2)
-    found = advantage(
-        rewards=torch.tensor([[1.0, 1.0]]),
-        lengths=torch.tensor([[10, 5]]),
-        truncated=torch.tensor([[True, False]]),
-    )
+    lengths = {"lengths": torch.tensor([[10, 5]]), "truncated": torch.tensor([[True, False]])}
+    found = PluginAdvantage(f"{EXAMPLE}:shorter_is_better", 2)(rewards=torch.tensor([[1.0, 1.0]]), **lengths)
     assert found[0].tolist() == pytest.approx([-0.475, 0.475])  # 0 and 1 - 0.1 * 5 / 10, less their mean
 
 
@@ -94,17 +88,7 @@ def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
     )
     loss_of(LossSettings(type="own"), PluginLoss(f"{name}:own"))
     arguments = sys.modules[name].seen[-1]
-    assert sorted(arguments) == [
-        "advantages",
-        "cliprange",
-        "cliprange_high",
-        "engine_log_probs",
-        "log_probs",
-        "old_log_probs",
-        "reference_log_probs",
-        "response_mask",
-        "rewards",
-    ]
+    assert arguments.keys() == ARGUMENTS
     _, mask, _ = given()
     assert torch.equal(arguments["response_mask"], mask)
     for key in ("log_probs", "old_log_probs", "engine_log_probs"):
@@ -122,53 +106,76 @@ def test_masks_keep_what_a_user_does_at_masked_places_out_of_the_loss(module):
     assert gradient[~mask].tolist() == [0.0] * int((~mask).sum())
 
 
-BAD_LOSSES = {
-    "no_tensor": "def own(log_probs):\n    return 1.0\n",
-    "one_number": "def own(log_probs):\n    return log_probs.mean()\n",
-    "no_gradient": "def own(log_probs):\n    return log_probs.detach()\n",
-    "raises": "def own(log_probs):\n    raise KeyError('clip')\n",
-    "exits": "def own(log_probs):\n    sys.exit(0)\n",
-    "unknown_argument": "def own(log_probs, advantage):\n    return -log_probs * advantage\n",
-    "by_position": "def own(log_probs, /):\n    return -log_probs\n",
-    "gradient_not_finite": "def own(log_probs):\n    return (-log_probs).sqrt()\n",
-    "figure_of_another_shape": "def own(log_probs):\n    return -log_probs, {'size': log_probs.sum()}\n",
-    "figure_without_a_name": "def own(log_probs):\n    return -log_probs, {'a/b': log_probs}\n",
-    "figures_no_dict": "def own(log_probs):\n    return -log_probs, log_probs\n",
-    "no_function": "own = 3\n",
-    "another_name": "def cispo_loss(log_probs):\n    return -log_probs\n",
-    "syntax": "def own(log_probs:\n",
+LOSS, OF_OWN, IN_FILE = "loss.function", "{name}:own", "{name}.py:7"
+ASKED = "def own(log_probs, old_log_probs, advantages, response_mask)"
+BAD_LOSSES = {  # what is said, where, and of the fix
+    "def own(log_probs):\n    return 1.0\n": ("returned float; expected a tensor (2, 3)", OF_OWN, "docs/losses.md"),
+    "def own(log_probs):\n    return log_probs.mean()\n": (
+        "a tensor (); expected a tensor (2, 3)",
+        OF_OWN,
+        "docs/losses.md",
+    ),
+    "def own(log_probs):\n    return log_probs.detach()\n": ("without gradient", OF_OWN, "log_probs"),
+    "def own(log_probs):\n    raise KeyError('clip')\n": (
+        "KeyError: 'clip', called with log_probs (2, 3)",
+        IN_FILE,
+        "",
+    ),
+    "def own(log_probs):\n    sys.exit(0)\n": ("SystemExit: 0", IN_FILE, ""),
+    "def own(log_probs, advantage):\n    return -log_probs * advantage\n": ("'advantage'", LOSS, ASKED),
+    "def own(log_probs, /):\n    return -log_probs\n": ("'log_probs'", LOSS, ASKED),
+    "def own(log_probs):\n    return (-log_probs).sqrt()\n": ("at 2 of 6 tokens", OF_OWN, "torch.where"),
+    "def own(log_probs):\n    return -log_probs, {'size': log_probs.sum()}\n": ("'size': a tensor ()", OF_OWN, ""),
+    "def own(log_probs):\n    return -log_probs, {'a/b': log_probs}\n": ("a figure named 'a/b'", OF_OWN, ""),
+    "def own(log_probs):\n    return -log_probs, log_probs\n": ("Tensor; expected a dict of figures", OF_OWN, ""),
+    "own = 3\n": ("own is of type int", LOSS, ASKED),
+    "def cispo_loss(log_probs):\n    return -log_probs\n": ("has no 'own'", LOSS, "define own in {name}"),
+    "def own(log_probs:\n": ("SyntaxError", "{name}.py:6", "import {name}"),
 }
 
 
-@pytest.mark.parametrize("bad", BAD_LOSSES)
-def test_a_loss_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
-    name = module(BAD_LOSSES[bad])
+def assert_refused(make, name: str, what: str, where: str, fix: str) -> None:
     with pytest.raises(UserError) as refused:
-        PluginLoss(f"{name}:own")
-    message_is(str(refused.value))
+        make(f"{name}:own" if name.startswith("own_functions") else name)
+    error = refused.value
+    assert what in error.what
+    assert error.where == where.format(name=name)
+    assert fix.format(name=name) in (error.fix or "")
+
+
+@pytest.mark.parametrize("bad", BAD_LOSSES)
+def test_a_loss_that_cannot_be_used_is_refused(module, bad):
+    assert_refused(PluginLoss, module(bad), *BAD_LOSSES[bad])
 
 
 BAD_ADVANTAGES = {
-    "one_for_a_group": "def own(rewards):\n    return rewards.mean(dim=1)\n",
-    "not_finite": "def own(rewards):\n    return rewards / 0\n",
-    "unknown_argument": "def own(reward):\n    return reward\n",
-    "raises": "def own(rewards):\n    raise ValueError(len(rewards))\n",
+    "def own(rewards):\n    return rewards.mean(dim=1)\n": ("a tensor (2,); expected a tensor (2, 4)", OF_OWN, ""),
+    "def own(rewards):\n    return rewards / 0\n": ("[[nan, inf, inf, inf]", OF_OWN, "finite"),
+    "def own(reward):\n    return reward\n": ("'reward'", "advantage.function", "def own(rewards)"),
+    "def own(rewards):\n    raise ValueError(len(rewards))\n": (
+        "ValueError: 2, called with rewards (2, 4)",
+        IN_FILE,
+        "",
+    ),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_ADVANTAGES)
-def test_an_advantage_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
-    name = module(BAD_ADVANTAGES[bad])
-    with pytest.raises(UserError) as refused:
-        PluginAdvantage(f"{name}:own", 4)
-    message_is(str(refused.value))
+def test_an_advantage_that_cannot_be_used_is_refused(module, bad):
+    assert_refused(lambda path: PluginAdvantage(path, 4), module(bad), *BAD_ADVANTAGES[bad])
 
 
-@pytest.mark.parametrize("path", ["losses.py", "losses", "no_such_module_of_test:own", f"{EXAMPLE}:cisp0"])
-def test_a_name_that_leads_nowhere_is_refused_with_the_nearest_one(message_is, path):
-    with pytest.raises(UserError) as refused:
-        PluginLoss(path)
-    message_is(str(refused.value))
+@pytest.mark.parametrize(
+    ("path", "what", "fix"),
+    [
+        ("losses.py", "'losses.py' does not name a function", CISPO),
+        ("losses", "'losses' does not name a function", CISPO),
+        ("no_such_module_of_test:own", "no such module", "the folder that holds no_such_module_of_test"),
+        (f"{EXAMPLE}:cisp0", "has no 'cisp0'", f"did you mean {CISPO}?"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_with_the_nearest_one(path, what, fix):
+    assert_refused(PluginLoss, path, what, LOSS, fix)
 
 
 def test_a_module_is_recorded_by_the_hash_of_its_file(module, tmp_path):

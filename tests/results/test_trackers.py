@@ -178,19 +178,6 @@ def test_a_stream_that_cannot_be_opened_closes_the_others(tmp_path: Path) -> Non
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from harness.results import EvaluationRow\n"
-        "from harness.results.trackers import open_streams\n"
-        f"streams = open_streams(['jsonl'], Path({str(tmp_path)!r}), 'run')\n"
-        "streams.on_row(EvaluationRow(0, 0, 0.0, {})); streams.close()\n"
-        "print(sorted({'torch', 'ray', 'numpy', 'tensorboardX', 'wandb', 'mlflow'} & sys.modules.keys()))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 ODD = StepRow(3, 4, 1.25, 6.0, 2, {"learner": {"update": 0.5}}, metrics={"loss": {"mean": math.nan, "count": 1}})
 LATE = EvaluationRow(version=2, step=2, elapsed_s=3.5, metrics={"validation/reward": {"mean": 0.5, "count": 8}})
 
