@@ -233,7 +233,7 @@ DRIVER = "an NVIDIA driver is present, so the GPU build is the one to install"
         (LINUX, NO_DRIVER, "", NO_DRIVER),
         (LINUX_GPU, "", DRIVER, ""),
         (
-            PlatformFacts("Linux", X86, cpu_flags=frozenset({"sse4_2", "avx"})),
+            LINUX._replace(cpu_flags=AVX2 - {"avx2"}),
             NO_DRIVER,
             "its kernels need AVX2, which this CPU does not have",
             NO_DRIVER,
@@ -283,28 +283,24 @@ def test_everything_goes_into_the_log_and_the_news_to_the_person(
 
 
 @pytest.mark.parametrize(
-    ("printed", "shown", "fix"),
+    ("printed", "fix"),
     [
-        (["Collecting a", "ERROR: no a", "more"], ["ERROR: no a", "more"], "mend the cause above"),
-        ([f"line {i}" for i in range(20)], [f"line {i}" for i in range(8, 20)], "mend the cause above"),
-        *(
-            ([f"ERROR: {line}"], [f"ERROR: {line}"], fix)
-            for line, fix in (
-                ("OSError: [Errno 28] No space left on device", "free some space"),
-                ("Failed to establish a new connection: x", "check the network"),
-            )
-        ),
+        (["Collecting a", "ERROR: no a", "more"], "mend the cause above"),
+        ([str(line) for line in range(20)], "mend the cause above"),
+        (["a", "ERROR: OSError: [Errno 28] No space left on device"], "free some space"),
+        (["a", "ERROR: Failed to establish a new connection: x"], "check the network"),
     ],
 )
 def test_a_failure_shows_the_lines_from_the_first_error_on_or_the_last_twelve(
-    tmp_path: Path, printed: list[str], shown: list[str], fix: str
+    tmp_path: Path, printed: list[str], fix: str
 ) -> None:
     program = f"import sys; print(*{printed}, sep='\\n'); sys.exit(3)"
     with pytest.raises(SetupError) as caught:
         run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a")
     first, *lines, where, way_out = str(caught.value).splitlines()
-    assert first == "installing a failed with exit code 3:"
-    assert (lines, where) == ([f"    {line}" for line in shown], f"  where: {tmp_path / 'log'}")
+    shown = printed[8:] if len(printed) == 20 else printed[1:]
+    assert (first, where) == ("installing a failed with exit code 3:", f"  where: {tmp_path / 'log'}")
+    assert lines == [f"    {line}" for line in shown]
     assert way_out.startswith(f"  fix:   {fix}, then run the same command again")
 
 
@@ -314,19 +310,10 @@ def test_a_command_gets_no_standard_input(tmp_path: Path) -> None:
 
 
 def test_the_requirements_without_torch_its_companions_and_the_extras() -> None:
-    kept = [
-        "requests>=2.33.0",
-        'llguidance<1.8.0,>=1.7.0; platform_machine == "x86_64" or platform_machine == "arm64"',
-        'six>=1.16.0; python_version > "3.11"',
-        "torch_c_dlpack_ext",
-        "fastapi[standard]<0.137.0,>=0.133.0",
+    kept = ["requests>=2.33.0", 'six>=1.16.0; python_version > "3.11"', "torch_c_dlpack_ext", "fastapi[standard]<0.137"]
+    companions = ['torch==2.13.0+cpu; platform_machine == "x86_64"', "torchvision", "torchaudio", "torchcodec>=0.14"]
+    extras = [
+        'runai-model-streamer[azure,gcs]>=0.15; extra == "runai"',
+        'scipy; python_version >= "3" and extra == "audio"',
     ]
-    left_out = [
-        'torch==2.13.0+cpu; platform_machine == "x86_64"',
-        "torchvision",
-        'torchaudio; platform_machine != "s390x"',
-        "torchcodec>=0.14",
-        'runai-model-streamer[azure,gcs,s3]>=0.15.7; extra == "runai"',
-        'scipy; python_version >= "3.10" and extra == "audio"',
-    ]
-    assert cpu_requirements([*left_out, *kept, *left_out]) == kept
+    assert cpu_requirements([*companions, *kept, *extras]) == kept

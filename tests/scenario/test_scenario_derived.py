@@ -4,9 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.scenario.axes import expand
 from harness.scenario.derived import given_at_once, mesh_shape, microbatches, zero_stage
-from harness.scenario.load import load_scenario
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.rules import broken_rules
 from harness.settings.learner import MeshShape
@@ -149,14 +147,3 @@ def test_the_loop_is_told_of_the_prompts_that_it_may_draw() -> None:
     for text, attempts in (("dynamic_sampling: {}", 0), ("dynamic_sampling.attempts: 3", 3)):
         plan = loop_plan(scenario_of(text), 100, 10)
         assert (plan.dynamic_sampling.attempts, plan.num_prompts) == (attempts, 100)
-
-
-def test_the_sorting_grid_is_every_combination_ten_times() -> None:
-    scenarios: list[Any] = [variant.scenario for variant in expand(load_scenario("sorting_grid"))]
-    combinations = {(s.task.reward, s.advantage.delta, s.loss.type) for s in scenarios}
-    assert (len(scenarios), len(combinations)) == (300, 5 * 3 * 2)
-    assert {s.seed for s in scenarios} == set(range(10))
-    # the source's 100 epochs of 10 inner steps on 3 prompts with 10 responses each, Adam without clipping
-    assert {(s.steps, s.epochs_per_batch, s.prompts_per_batch, s.group_size) for s in scenarios} == {(100, 10, 3, 10)}
-    optimizers = {(s.optimizer.learning_rate, s.optimizer.betas, s.optimizer.max_grad_norm) for s in scenarios}
-    assert optimizers == {(1e-3, (0.9, 0.999), None)}
