@@ -13,7 +13,7 @@ import pytest
 
 from harness.cli import COMMANDS, command_parser, main
 from harness.core.errors import UserError
-from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
+from tests.docs.pages import FENCE, PAGES, ROOT, Shown, blocks, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
@@ -119,8 +119,7 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "scenarios", home / "scenarios")
     for name, ours in SCENARIOS.items():
         (home / "scenarios" / f"{name}.yaml").write_text(f"extends: {ours}\n")
-    page = (ROOT / "docs" / "scenarios.md").read_text()
-    (home / "mine.yaml").write_text(next(block[3] for block in FENCE.finditer(page) if block[2] == "yaml"))
+    (home / "mine.yaml").write_text(blocks("scenarios.md", "yaml")[0])
     shutil.copytree(REFERENCE / "sync_k1-vs-sync_k2", home / "baseline" / "noise")
     (home / "my_package").mkdir()
     for words in (shown.words for shown in COMMANDS_SHOWN):
