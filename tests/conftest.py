@@ -8,12 +8,13 @@ import pytest
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is first imported, here and in child processes
     os.environ.setdefault(name, "1")
 
-pytest_plugins = ["tests.messages", "tests.rank_pool", "tests.run_folders", "tests.extras"]
+pytest_plugins = ["tests.rank_pool", "tests.run_folders", "tests.extras"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag of tests/compare/test_golden.py."""
+    """Add the flags of tests/compare/test_golden.py and tests/test_messages.py."""
     parser.addoption("--update-golden", action="store_true", help="store the figures of recorded runs as they are now")
+    parser.addoption("--update-messages", action="store_true", help="store the messages of tests/test_messages.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

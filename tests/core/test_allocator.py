@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -25,6 +26,7 @@ for _ in range(3):
 """
 
 
+@cache
 def pages_of_three_blocks(how: str, mib: int = 100) -> list[int]:
     given = how in ("by the environment", "given back")
     environment = os.environ | (allocator_environment({}, keeps_freed=how != "given back") if given else {})

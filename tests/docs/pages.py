@@ -133,3 +133,9 @@ def anchors(page: Path) -> set[str]:
         taken = sum(1 for each in found if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each))
         found.add(f"{slug}-{taken}" if taken else slug)
     return found
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of one language of a page of docs."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [block[3] for block in FENCE.finditer(text) if block[2] == language]

@@ -6,8 +6,6 @@ capitals (``RUN``, ``DIR``) stand for something of the reader's, so such command
 
 import re
 import shutil
-import subprocess
-from collections import Counter
 from glob import glob
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 
 from harness.cli import COMMANDS, command_parser, main
 from harness.core.errors import UserError
-from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
+from tests.docs.pages import FENCE, PAGES, ROOT, Shown, blocks, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
@@ -76,41 +74,35 @@ def once(shown: list[Shown]) -> list[Shown]:
     return list(reversed(firsts.values()))
 
 
-def unique(shown: list[Shown]) -> list:
-    """Return ``once`` of them, for a test that carries them out."""
-    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once(shown)}
-    return [pytest.param(each, id=str(each), marks=mark) for each, mark in marks.items()]
-
-
-def test_how_many_there_are():
-    ours = [shown for shown in COMMANDS_SHOWN if shown.harness is not None]
-    others = Counter(shown.words[0] for shown in COMMANDS_SHOWN if shown.harness is None)
-    kinds = ", ".join(f"{len(shown)} {kind} ({len(unique(shown))} different)" for kind, shown in KINDS.items())
-    print(f"\n{len(COMMANDS_SHOWN)} shown commands; of the harness {len(ours)}: {kinds}; others: {dict(others)}")
+def test_commands_of_each_kind_are_found():
     assert len(KINDS["run"]) > 30
     assert len(KINDS["begun"]) > 30
-    assert set(COMMANDS) - {shown.harness[0] for shown in ours if shown.harness} == set()
+    assert set(COMMANDS) - {shown.harness[0] for shown in COMMANDS_SHOWN if shown.harness} == set()
 
 
-@pytest.mark.parametrize(
-    "shown", once([shown for shown in COMMANDS_SHOWN if shown.harness]), ids=lambda shown: str(shown).replace("::", ":")
-)
-def test_the_harness_takes_what_is_shown(shown, capsys):
+def why_not_taken(shown: Shown, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the parser says against a command; empty where it takes it."""
     name, *typed = shown.harness
     if name in ("--help", "--version", "COMMAND"):
-        return  # of the program itself
-    assert name in COMMANDS
-    typed = ["1" if word == "N" else word for word in typed]
+        return ""  # of the program itself
+    if name not in COMMANDS:
+        return "no such command"
     try:
-        command_parser(name).parse_args(typed)
+        command_parser(name).parse_args(["1" if word == "N" else word for word in typed])
     except (SystemExit, UserError) as stop:
         if getattr(stop, "code", 2) == 0:
-            return  # --help
+            return ""  # --help
         said = str(stop) + capsys.readouterr().err
-        partial = not shown.whole and "required: " in said  # a sentence may leave out what it is not about
-        assert partial, said
         known = {option for action in command_parser(name)._actions for option in action.option_strings}
-        assert [word for word in typed if word.startswith("--") and word not in known] == []
+        unknown = [word for word in typed if word.startswith("--") and word not in known]
+        # a sentence may leave out what it is not about
+        return "" if not shown.whole and "required: " in said and not unknown else said
+    return ""
+
+
+def test_the_harness_takes_what_is_shown(capsys):
+    ours = once([shown for shown in COMMANDS_SHOWN if shown.harness])
+    assert {str(shown): said for shown in ours if (said := why_not_taken(shown, capsys))} == {}
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +119,7 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "scenarios", home / "scenarios")
     for name, ours in SCENARIOS.items():
         (home / "scenarios" / f"{name}.yaml").write_text(f"extends: {ours}\n")
-    page = (ROOT / "docs" / "scenarios.md").read_text()
-    (home / "mine.yaml").write_text(next(block[3] for block in FENCE.finditer(page) if block[2] == "yaml"))
+    (home / "mine.yaml").write_text(blocks("scenarios.md", "yaml")[0])
     shutil.copytree(REFERENCE / "sync_k1-vs-sync_k2", home / "baseline" / "noise")
     (home / "my_package").mkdir()
     for words in (shown.words for shown in COMMANDS_SHOWN):
@@ -148,38 +139,43 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-@pytest.mark.parametrize("shown", unique(KINDS["begun"]))
-def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
+SOME_OR_SLOW = pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+@SOME_OR_SLOW
+def test_what_trains_is_ready_to_begin(slow, folder, monkeypatch):
     in_folder(folder, monkeypatch)
-    begun = []
+    failed = {}
+    for shown in once(KINDS["begun"]):
+        if is_slow(shown) != slow:
+            continue
+        begun, words = [], list(shown.harness)
+        words += ["--status"] if words[0] == "sweep" and "--status" not in words else []
+        code = main(words, run_scenario=lambda scenario, out, quiet, begun=begun: begun.append(scenario) or 0)
+        if (code, len(begun)) != (0, words[0] in ("run", "bench") and "--dry-run" not in words):
+            failed[str(shown)] = code, begun
+    assert failed == {}
 
-    def record(scenario, out, quiet):
-        begun.append(scenario)
-        return 0
 
-    words = list(shown.harness)
-    if words[0] == "sweep":
-        words += [] if "--status" in words else ["--status"]
-    assert main(words, run_scenario=record) == 0
-    assert len(begun) == (words[0] in ("run", "bench") and "--dry-run" not in words)
-
-
-@pytest.mark.parametrize("shown", unique(KINDS["run"]))
-def test_what_reads_runs(shown, folder, monkeypatch, capsys):
+@SOME_OR_SLOW
+def test_what_reads_runs(slow, folder, monkeypatch, capsys):
     in_folder(folder, monkeypatch)
-    words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
-    before = set((folder / "results").iterdir())
-    if words[0] == "simulate":  # the same question of fewer worlds
-        short = ["--set", "steps=2"] if {"--ask", "--sweep"} & set(words) else []
-        words += ["--draws", "1" if "gpus" in words else "2", "--quiet", *short]
-    capsys.readouterr()
-    code = main(words)
-    said = capsys.readouterr()
-    for made in set((folder / "results").iterdir()) - before:  # the newest experiment stays the same one
-        shutil.rmtree(made) if made.is_dir() else made.unlink()
-    assert code in (OF_A_GATE if "--fail-on" in words else (0,)), said.err
-    if words[0] not in ("simulate",):
-        assert said.out or said.err
+    before, failed = set((folder / "results").iterdir()), {}
+    for shown in once(KINDS["run"]):
+        if is_slow(shown) != slow:
+            continue
+        words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
+        if words[0] == "simulate":  # the same question of fewer worlds
+            short = ["--set", "steps=2"] if {"--ask", "--sweep"} & set(words) else []
+            words += ["--draws", "1" if "gpus" in words else "2", "--quiet", *short]
+        capsys.readouterr()
+        code, said = main(words), capsys.readouterr()
+        for made in set((folder / "results").iterdir()) - before:  # the newest experiment stays the same one
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        silent = words[0] != "simulate" and not said.out + said.err
+        if silent or code not in (OF_A_GATE if "--fail-on" in words else (0,)):
+            failed[str(shown)] = code, said.err
+    assert failed == {}
 
 
 def consoles() -> list:
@@ -207,32 +203,26 @@ def test_what_a_page_says_that_a_command_prints(words, output, folder, monkeypat
     assert [line for line in shown if line not in printed] == []
 
 
-@pytest.mark.parametrize(
-    "shown", once([shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"]), ids=lambda shown: str(shown)
-)
-def test_make_has_what_is_shown(shown):
-    if len(shown.words) == 1:
-        return
-    words = [re.sub(r"=(?=[^'\"]* )", "=", word) for word in shown.words[1:]]
-    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    ran = [line for line in done.stdout.splitlines() if re.search(r"-m harness[ .](?!setup)", line)]
-    for line in ran:
-        arguments = re.split(r"-m harness[ .]", line, maxsplit=1)[1].split()
-        assert arguments[0] in COMMANDS
+def test_make_has_what_is_shown():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    variables = set(re.findall(r"\$\((?:or \$\()?([A-Z]+)\b", makefile))
+    for shown in (shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"):
+        assert {word for word in shown.words[1:] if "=" not in word} <= targets, str(shown)
+        assert {word.partition("=")[0] for word in shown.words[1:] if "=" in word} <= variables, str(shown)
+    assert set(re.findall(r"-m harness ([a-z]\w*)", makefile)) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [shown for shown in COMMANDS_SHOWN if shown.words[0] in ("python", "pytest") and shown.harness is None],
-    ids=lambda shown: str(shown).replace("::", ":"),
-)
-def test_scripts_are_there_with_their_options(shown):
-    words = shown.words
-    files = [word for word in words if word.endswith(".py")]
-    if words[:2] == ("python", "-m") and words[2].startswith(("tests.", "harness.")):
-        path = ROOT.joinpath(*words[2].split("."))
-        files.append(next(str(each) for each in (path.with_suffix(".py"), path / "__main__.py") if each.is_file()))
-        text = Path(files[-1]).read_text()
-        assert [word for word in words if word.startswith("--") and f'"{word.split("=")[0]}"' not in text] == []
-    assert [file for file in files if not (ROOT / file).exists()] == []
+def test_scripts_are_there_with_their_options():
+    for shown in COMMANDS_SHOWN:
+        words = shown.words
+        if words[0] not in ("python", "pytest") or shown.harness is not None:
+            continue
+        files = [word for word in words if word.endswith(".py")]
+        if words[:2] == ("python", "-m") and words[2].startswith(("tests.", "harness.")):
+            path = ROOT.joinpath(*words[2].split("."))
+            files.append(next(str(each) for each in (path.with_suffix(".py"), path / "__main__.py") if each.is_file()))
+            text = Path(files[-1]).read_text()
+            unknown = [word for word in words if word.startswith("--") and f'"{word.split("=")[0]}"' not in text]
+            assert unknown == [], str(shown)
+        assert [file for file in files if not (ROOT / file).exists()] == [], str(shown)

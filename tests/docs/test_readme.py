@@ -1,4 +1,4 @@
-"""The README is short, and what it and the pages say of stages, scenarios and files is so."""
+"""What the pages say of stages, scenarios and files is so."""
 
 import re
 import subprocess
@@ -10,36 +10,19 @@ from harness.scenario.axes import expand
 from harness.scenario.keys import dotted_keys
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from tests.docs.pages import FENCE, ROOT
+from tests.docs.pages import ROOT, blocks
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = ROOT / "docs"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return [block[3] for block in FENCE.finditer((DOCS / page).read_text(encoding="utf-8")) if block[2] == language]
-
-
-def test_the_readme_is_read_in_a_minute():
-    lines = README.splitlines()
-    assert len(lines) <= 120
-    assert len(re.findall(r"^!\[", README, flags=re.MULTILINE)) == 1
-    assert max(len(line) for line in lines if not line.startswith(("|", "!["))) <= 120
-    # the install command stands above the fold, and so does what no GPU has shown
-    assert README.index("make bench") < len(README) // 3
-    assert "no gpu" in README.lower()
-
-
-def test_the_scenario_shown_loads(tmp_path):
-    (tmp_path / "mine.yaml").write_text(blocks("scenarios.md", "yaml")[0])
+def test_the_scenario_and_the_task_shown_load(tmp_path):
+    whole, section = blocks("scenarios.md", "yaml")[:2]
+    (tmp_path / "mine.yaml").write_text(whole)
     variants = expand(load_scenario(tmp_path / "mine.yaml"))
     # 2 arms x 3 seeds; the group size is the arm's
     assert [variant.scenario.group_size for variant in variants] == [4, 16, 4, 16, 4, 16]
     assert [variant.scenario.seed for variant in variants] == [0, 0, 1, 1, 2, 2]
-
-
-def test_the_task_shown_is_a_valid_section():
-    task = Scenario.model_validate(yaml.safe_load(blocks("scenarios.md", "yaml")[1])).task
+    task = Scenario.model_validate(yaml.safe_load(section)).task
     assert (task.type, task.train, task.reward) == ("jsonl", "prompts.jsonl", "my_package.my_module:my_reward")
 
 

@@ -190,45 +190,67 @@ def test_validate_imports_none_unless_asked_to(module: Callable[[str], str], tmp
     assert (tmp_path / "imported").exists()
 
 
-CLASS = "class Mine:\n    def {}(self{}):\n        pass\n"
-RECEIVER = (
-    "from harness.transports.catalogue import TransportKind\n"
-    "from harness.transports.disk import DiskSender\n\n\n"
-    "class Receiver:\n    def receive(self, handle):\n        pass\n\n\n"
-    "Mine = TransportKind('mine', DiskSender, Receiver)\n"
-)
+PROTOCOLS = {
+    "methods": (
+        "trackers: ['{}:Mine']",
+        MARK,
+        "log(self, step, values) cannot be called as the harness does; it has no method close",
+        "def log(self, step: int, kind: str, values: Mapping[str, float]) -> None; add def close(self) -> None",
+    ),
+    "an argument that there is not": (
+        "trackers: ['{}:Mine']",
+        "class Mine:\n    def __init__(self, folder, run):\n        pass\n",
+        "'run'",
+        "def Mine(folder: Path, run_name: str) -> MetricStream",
+    ),
+    "an option that it does not take": (
+        "task: {{type: '{}:Mine', options: {{mst: 3}}}}",
+        "class Mine:\n    def __init__(self, most=3):\n        pass\n",
+        "'mst'",
+        "options all: mst",
+    ),
+    "a method of another form": (
+        "engine: {{type: '{}:Mine'}}",
+        "class Mine:\n    def generate(self, prompts):\n        pass\n",
+        "generate(self, prompts) cannot be called as the harness does; it has no method load_weights",
+        "places: Sequence[int] | None = None) -> list[tuple[Completion, ...]]; add def load_weights",
+    ),
+    "no class": (
+        "engine: {{type: '{}:Mine'}}",
+        "Mine = 3\n",
+        "type int",
+        "Mine(model, tokenizer, **options) -> Engine",
+    ),
+    "another name": ("engine: {{type: '{}:Min'}}", "class Mine:\n    pass\n", "has no 'Min'", ":Mine?"),
+    "no kind of transport": (
+        "transport: {{type: '{}:Mine'}}",
+        "class Mine:\n    pass\n",
+        "type type",
+        "Mine = TransportKind(",
+    ),
+    "a receiver of another form": (
+        "transport: {{type: '{}:Mine'}}",
+        "from harness.transports.catalogue import TransportKind\n"
+        "from harness.transports.disk import DiskSender\n\n\n"
+        "class Receiver:\n    def receive(self, handle):\n        pass\n\n\n"
+        "Mine = TransportKind('mine', DiskSender, Receiver)\n",
+        "receive(self, handle) cannot be called as the harness does; it has no method close",
+        "arrived: list[Tensor] | None = None) -> Weights; add def close(self) -> None",
+    ),
+}
+"""A setting and its module; and of the refusal a value and a part of the fix."""
 
 
-@pytest.mark.parametrize(
-    ("setting", "body", "where", "told"),
-    [
-        ("trackers: ['{}:Mine']", CLASS.format("log", ", step, values"), "trackers", "close kind:"),
-        ("trackers: ['{}:Mine']", CLASS.format("__init__", ", folder, run"), "trackers", "'run' run_name"),
-        (
-            "task: {{type: '{}:Mine', options: {{mst: 3}}}}",
-            CLASS.format("__init__", ", most=3"),
-            "task.type",
-            "'mst'",
-        ),
-        (
-            "engine: {{type: '{}:Mine'}}",
-            CLASS.format("generate", ", prompts"),
-            "engine.type",
-            "num_samples: load_weights",
-        ),
-        ("transport: {{type: '{}:Mine'}}", "class Mine:\n    pass\n", "transport.type", "TransportKind"),
-        ("transport: {{type: '{}:Mine'}}", RECEIVER, "transport.type", "receive(self, arrived: close"),
-    ],
-    ids=["method", "argument", "option", "form", "no transport", "receiver"],
-)
-def test_a_part_that_is_none_is_refused(
-    module: Callable[[str], str], setting: str, body: str, where: str, told: str
-) -> None:
+@pytest.mark.parametrize("case", PROTOCOLS)
+def test_a_part_that_is_none_is_refused_with_what_it_should_be(module: Callable[[str], str], case: str) -> None:
+    setting, body, value, fix = PROTOCOLS[case]
     Path("s.yaml").write_text(setting.format(module(body)))
     with pytest.raises(UserError) as refused:
         check_plugins(load_scenario("s.yaml"))
-    assert refused.value.where == where
-    assert [word for word in told.split() if word not in str(refused.value)] == []
+    key = setting.partition(":")[0]
+    assert refused.value.where == ("trackers" if key == "trackers" else f"{key}.type")
+    assert value in refused.value.what
+    assert fix in (refused.value.fix or "")
 
 
 KIND = PluginKind("task", "task.type", "() -> Task", "package.module:Name", protocol=Task)
@@ -303,8 +325,10 @@ def test_own_parts_are_settings_as_others(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError) as refused:
         load_scenario(path)
-    said = str(refused.value)
-    assert [word for word in ("my-parts:FAST", "kv_cach", "nixle", "nixl") if word not in said] == []
+    said = str(refused.value).replace(str(path), "s.yaml")
+    assert re.findall(r"s.yaml, line (\d)", said) == ["2", "1", "3"]
+    assert [word for word in ("3 problems", "engine.kv_cach`", "'my-parts:FAST'", "'nixle'") if word not in said] == []
+    assert [fix for fix in ("`engine.kv_cache`", "`package.module:NAME`", "`nixl`?") if fix not in said] == []
 
 
 def test_the_page_names_every_contract_and_every_setting_and_shows_the_example() -> None:

@@ -1,4 +1,4 @@
-"""Blocks: every arm once in each, with a seed of its own; and arms that are made of whole scenarios."""
+"""Blocks: every arm once in each, with a seed of its own; arms made of whole scenarios; what decides between them."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from harness.core.experiment import NAMING
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario, load_side_by_side
 from harness.scenario.schema import Scenario
+
+TWO_ARMS = "arms: {a: {}, b: {epochs_per_batch: 2}}\n"
 
 
 def written(tmp_path: Path, text: str, name: str = "trial") -> Path:
@@ -52,14 +54,19 @@ def test_one_block_is_an_ordinary_run(tmp_path: Path) -> None:
         ("blocks: 1000\nsweep: {steps: [1,2,3,4,5,6,7,8,9,10,11]}\n", "make 11000 runs, must be at most 10000"),
         ("stop_at_half_width: 0.01\nblocks: 9\narms: {a: {}, b: {}}\n", "stop_at_half_width is 0.01 with blocks 9"),
         ("stop_at_half_width: 0.01\nblocks: 12\n", "stop_at_half_width is 0.01 with blocks 12 and 1 runs"),
-        (
-            "interleaving: step\nmax_lag: 1\nplacement: {colocated: false}\n",
-            "max_lag is 1, must be 0 with interleaving step",
-        ),
         ("transport_sweep: {}\nblocks: 2\n", "blocks is 2 with a transport_sweep"),
-        ("sampling: {pinned_lengths: [8, 4]}\n", r"sampling.pinned_lengths is \[8, 4\], must rise and end at most at"),
-        ("sampling: {pinned_lengths: [8, 64]}\n", r"\[8, 64\], must rise and end at most at sampling.max_tokens 32"),
-        ("faults: {delays: {updat: 0.1}}\n", "updat"),
+        (f"endpoint: weight_sync_seconds\n{TWO_ARMS}", "transport.type in_process, which moves no weights"),
+        (
+            "endpoint: weight_sync_seconds\narms: {a: {transport: {type: nixl}}, b: {}}\n",
+            "in `b`: endpoint is weight_sync_seconds",
+        ),
+        (f"endpoint: reward_at_rollouts\n{TWO_ARMS}", "reward_at_rollouts with one seed"),
+        (
+            "endpoint: reward_at_rollouts\nblocks: 6\narms: {a: {}, b: {steps: 30}}\n",
+            "a samples 3840 rollouts, b 1920",  # 60 steps by default, of 64 rollouts each, against 30
+        ),
+        ("arms: {a: {endpoint: reward_at_rollouts}, b: {}}\n", "`endpoint` cannot differ between the runs"),
+        ("endpoint: fastest\n", "valid: seconds_per_step, weight_sync_seconds, reward_at_rollouts"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -128,3 +135,38 @@ def test_overrides_are_laid_over_every_scenario(tmp_path: Path) -> None:
     one, other = written(tmp_path, "steps: 5\n", "one"), written(tmp_path, "steps: 6\n", "other")
     runs = expand(load_side_by_side([str(one), str(other)], ["steps=2"], {"blocks": 1}))
     assert [run.scenario.steps for run in runs] == [2, 2]
+
+
+def test_every_run_keeps_the_endpoint_so_that_its_folder_explains_itself(tmp_path: Path) -> None:
+    assert load_scenario(written(tmp_path, "steps: 4\n")).endpoint == "seconds_per_step"
+    (run,) = expand(load_scenario(written(tmp_path, "endpoint: reward_at_rollouts\n")))  # one of them, repeated
+    assert run.scenario.endpoint == "reward_at_rollouts"
+    runs = expand(load_scenario(written(tmp_path, f"endpoint: reward_at_rollouts\nblocks: 6\n{TWO_ARMS}")))
+    assert [run.scenario.endpoint for run in runs] == ["reward_at_rollouts"] * 12
+    sweep = f"endpoint: reward_at_rollouts\nsweep: {{seed: [0, 1, 2]}}\n{TWO_ARMS}"
+    assert len(expand(load_scenario(written(tmp_path, sweep)))) == 6
+
+
+def test_side_by_side_the_first_scenario_says_what_decides(tmp_path: Path) -> None:
+    one = written(tmp_path, "endpoint: reward_at_rollouts\n", "one")
+    other = written(tmp_path, "epochs_per_batch: 2\n", "other")
+    scenario = load_side_by_side([str(one), str(other)])
+    assert (scenario.endpoint, scenario.blocks) == ("reward_at_rollouts", 10)
+    assert "endpoint" not in scenario.arms["other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint"),
+    [
+        ("rdt_nixl", "weight_sync_seconds"),
+        ("async_lag1", "seconds_per_step"),
+        ("sync_k", "seconds_per_step"),
+        ("replay_vs_baseline", "reward_at_rollouts"),
+    ],
+)
+def test_the_shipped_comparisons_have_blocks_for_a_verdict_on_their_endpoint(name: str, endpoint: str) -> None:
+    """As shipped before, each of them ran a single block or three seeds, which can reach no verdict."""
+    scenario = load_scenario(name)
+    assert scenario.endpoint == endpoint
+    assert scenario.blocks >= 6
+    assert len(scenario.arms) >= 2

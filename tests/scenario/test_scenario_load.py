@@ -1,6 +1,7 @@
 """Scenario files: looked up, extended, overridden, and refused with every problem in one message."""
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -37,19 +38,16 @@ def refused_text(folder, text, *overrides):
     return refused("s", *overrides)
 
 
-def test_a_name_is_looked_up_in_the_current_scenarios_folder_first(folder):
+def test_where_a_scenario_is_looked_up(folder, tmp_path):
+    """In the current folder's scenarios, then in the project's own; a path is taken as it is."""
     (folder / "sync_k1.yaml").write_text("steps: 3\n")
     scenario = load_scenario("sync_k1")
     assert (scenario.name, scenario.steps) == ("sync_k1", 3)
-
-
-def test_a_name_is_looked_up_in_the_projects_own_folder_next(folder):
     assert load_scenario("sync_k4").epochs_per_batch == 4
-
-
-def test_a_path_is_taken_as_it_is(folder, tmp_path):
     (tmp_path / "mine.yml").write_text("steps: 5\n")
     assert load_scenario("mine.yml").steps == load_scenario(tmp_path / "mine.yml").steps == 5
+    (folder / "-my run(2).yaml").write_text("steps: 1\n")
+    assert load_scenario("scenarios/-my run(2).yaml").name == "my-run-2-"
 
 
 def test_left_out_settings_have_the_documented_defaults(folder):
@@ -64,22 +62,14 @@ def test_blocks_that_are_empty_mean_their_defaults(folder):
     assert load_text(folder, text) == Scenario(name="s")
 
 
-def test_a_file_name_with_odd_characters_gives_a_safe_name(folder):
-    (folder / "-my run(2).yaml").write_text("steps: 1\n")
-    assert load_scenario("scenarios/-my run(2).yaml").name == "my-run-2-"
-
-
-def test_a_missing_name_lists_the_nearest_ones(folder):
+def test_a_missing_name_lists_the_nearest_ones_or_the_first_few(folder):
     (folder / "async_one.yaml").write_text("steps: 1\n")
     error = refused("asinc_one")
     assert error.what == "no scenario called 'asinc_one'"
     assert error.fix.startswith("did you mean async_one?")
     assert "scenarios" in error.where
-
-
-def test_a_name_like_no_other_gets_the_first_few_of_the_list(folder):
-    shipped = sorted(path.stem for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
-    assert f"there are {', '.join(shipped[:8])}, ... (" in refused("zzzzzz").fix
+    known = sorted({"async_one", *(path.stem for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"))})
+    assert f"there are {', '.join(known[:8])}, ... (" in refused("zzzzzz").fix
 
 
 def test_a_folder_and_an_empty_name_are_no_scenario(folder):
@@ -89,36 +79,24 @@ def test_a_folder_and_an_empty_name_are_no_scenario(folder):
     assert load_scenario("quickstart").name == "quickstart"  # a scenario of that name wins
 
 
-@pytest.mark.parametrize(
-    ("path", "what"),
-    [
-        ("scenarios/quikstart.yaml", "no scenario file scenarios/quikstart.yaml (no such file)"),
-        ("nowhere/quikstart.yaml", "no scenario file nowhere/quikstart.yaml (no such folder)"),
-    ],
-)
-def test_a_missing_file_says_whether_the_folder_is_there(folder, path, what):
-    error = refused(path)
-    assert error.what == what
+@pytest.mark.parametrize(("parent", "which"), [("scenarios", "file"), ("nowhere", "folder")])
+def test_a_missing_file_says_whether_the_folder_is_there(folder, parent, which):
+    error = refused(f"{parent}/quikstart.yaml")
+    assert error.what == f"no scenario file {parent}/quikstart.yaml (no such {which})"
     assert error.fix.startswith("did you mean quickstart or quickstart_seeds?")
 
 
-def test_a_file_that_is_not_text_is_refused(folder):
-    (folder / "s.yaml").write_bytes(b"steps: 3 # \xff\n")
-    error = refused("s")
-    assert error.what == "the file is not UTF-8 text (byte 11 is 0xff)"
-    assert error.where == "scenarios/s.yaml"
-
-
-def test_a_file_that_is_far_too_large_is_refused_unread(folder):
-    with (folder / "s.yaml").open("wb") as stream:
+def test_what_is_no_text_far_too_large_or_no_file_is_refused_at_once(folder):
+    path = folder / "s.yaml"
+    path.write_bytes(b"steps: 3 # \xff\n")
+    assert (facts(refused("s").what), refused("s").where) == ("8 11 0", "scenarios/s.yaml")
+    with path.open("wb") as stream:
         stream.truncate(2**40)
-    assert refused("s").what == "cannot read the file: it has 1,099,511,627,776 bytes, must have at most 262,144"
-
-
-def test_what_is_no_file_is_refused_at_once(folder):
-    os.mkfifo(folder / "s.yaml")
+    assert facts(refused("s").what) == "1,099,511,627,776 262,144"
+    path.unlink()
+    os.mkfifo(path)
     assert refused("s").what == "cannot read the file: it is no regular file"
-    assert refused(folder / "s.yaml").what.endswith("(no such file)")
+    assert refused(path).what.endswith("(no such file)")
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "x" * 5000 + ".yaml", "x/" * 2500 + "y.yaml", "~nobody/x.yaml"])
@@ -141,16 +119,17 @@ def test_of_many_problems_the_first_are_told(folder):
 
 
 def test_of_many_runs_the_first_wrong_ones_are_told(folder):
-    said = refused_text(folder, f"group_size: 7\nsweep:\n  seed: [{', '.join(map(str, range(9000)))}]\n").what
-    assert said.startswith("in each of the first 20 of 9000 runs: group_size 7 does not divide")
+    said = refused_text(folder, f"group_size: 7\nsweep:\n  seed: [{', '.join(map(str, range(300)))}]\n").what
+    assert said.startswith("in each of the first 20 of 300 runs: group_size 7 does not divide")
 
 
 def test_scenarios_extend_each_other_in_a_short_row(folder):
-    for number in range(1500):
+    for number in range(30):
         (folder / f"s{number}.yaml").write_text(f"extends: s{number + 1}\n")
     error = refused("s0")
-    assert error.what == "more than 20 scenarios extend each other in a row"
-    assert error.where == "scenarios/s20.yaml, line 1"
+    assert (facts(error.what), error.where) == ("20", "scenarios/s20.yaml, line 1")
+    (folder / "s20.yaml").write_text("steps: 7\n")
+    assert load_scenario("s0").steps == 7
 
 
 @pytest.mark.parametrize(
@@ -170,8 +149,6 @@ def test_scenarios_extend_each_other_in_a_short_row(folder):
         ("faults: {stall_after_s: 1e7}\n", (), "is 10000000.0, must be at most 1000000.0"),
         ("sampling: {temperature: 1e-40}\n", (), "is 1e-40, must be at least 1e-30"),
         ("task: {type: arithmetic, train_prompts: 20001}\nmodel: {preset: maths}\n", (), "must be at most 20000"),
-        ("task: {train_prompts: 78401}\n", (), "task.train_prompts is 78401, and there are 78400 sets of 2 words"),
-        ("task: {validation_prompts: 1401}\n", (), "is 1401, and there are 1400 sets of 2 words"),
     ],
 )
 def test_counts_and_sizes_have_bounds(folder, text, overrides, what):
@@ -184,97 +161,80 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said", "advised"),
-    [
-        ("stepps: 3\n", 1, "stepps", "steps"),
-        ("loss:\n  kl:\n    coeficient: 1.0\n", 3, "loss.kl.coeficient", "loss.kl.coefficient"),
-        ("learning_rate: 1\n", 1, "learning_rate", "optimizer.learning_rate"),
-        ("advantage: {zzz: 1}\n", 1, "advantage.zzz", ""),
-        ("loss.type: grpo_clip\n", 1, "loss.type", "loss:"),
-        ("model: {path: x}\n", 1, "model.path", "model.type: folder preset"),
-        ("steps: 0\n", 1, "steps 0 1", "60"),
-        ("steps: true\n", 1, "steps", "60"),
-        ("steps: 6.5\n", 1, "steps 6.5", "60"),
-        ("steps: '6'\n", 1, "steps 6", "6"),
-        ("steps: [6]\n", 1, "steps 6", "60"),
-        ("name:\n", 1, "name", ""),
-        ("name: 7\n", 1, "name 7", "7"),
-        ("name: a/b\n", 1, "name", ""),
-        ("seed: -1\n", 1, "seed 1 0", "0"),
-        ("seed: 4294967296\n", 1, "seed 4294967296 4294967295", "0"),
-        ("optimizer: {learning_rate: 1e-4x}\n", 1, "optimizer.learning_rate 1 4", "1 05"),
-        ("optimizer: {betas: 0.9}\n", 1, "optimizer.betas 0.9", "0.9"),
-        ("optimizer:\n  betas: [0.9, 1.0]\n", 2, "optimizer.betas[1] 1.0 1.0", ""),
-        ("optimizer:\n  betas: [0.9]\n", 2, "optimizer.betas 1", ""),
-        ("optimizer:\n  betas: [0, 0, 0]\n", 2, "optimizer.betas 0 0 0 3 2", ""),
-        ("sampling: {temperature: 0}\n", 1, "sampling.temperature 0 1 30", "0 1.0"),
-        ("sampling: {top_p: .nan}\n", 1, "sampling.top_p", "1 1.0"),
-        ("sampling: {stop: [a, '']}\n", 1, "sampling.stop[1] 1", ""),
-        ("save_policy: off\n", 1, "save_policy", ""),
-        ("loss: 3\n", 1, "loss 3 key: value", "loss.type=VALUE"),
-        ("loss: {type: grpo}\n", 1, "loss.type", "grpo_clip"),
-        ("loss: {dual_clip: 1}\n", 1, "loss.dual_clip 1 1.0", ""),
-        ("model: {type: preset, preset: big}\n", 1, "model.preset", ""),
-        ("engine: {type: natve}\n", 1, "engine.type", "native"),
+    ("text", "said", "advised"),
+    [  # those that come first are in tests/messages.txt
+        ("loss:\n  kl:\n    coeficient: 1.0\n", "loss.kl.coeficient", "loss.kl.coefficient"),
+        ("advantage: {zzz: 1}\n", "advantage.zzz", ""),
+        ("loss.type: grpo_clip\n", "loss.type", "loss:"),
+        ("steps: true\n", "steps", "60"),
+        ("steps: 6.5\n", "steps 6.5", "60"),
+        ("steps: '6'\n", "steps 6", "6"),
+        ("steps: [6]\n", "steps 6", "60"),
+        ("name:\n", "name", ""),
+        ("name: 7\n", "name 7", "7"),
+        ("name: a/b\n", "name", ""),
+        ("seed: -1\n", "seed 1 0", "0"),
+        ("seed: 4294967296\n", "seed 4294967296 4294967295", "0"),
+        ("optimizer: {learning_rate: 1e-4x}\n", "optimizer.learning_rate 1 4", "1 05"),
+        ("optimizer: {betas: 0.9}\n", "optimizer.betas 0.9", "0.9"),
+        ("optimizer:\n  betas: [0.9, 1.0]\n", "optimizer.betas[1] 1.0 1.0", ""),
+        ("optimizer:\n  betas: [0.9]\n", "optimizer.betas 1", ""),
+        ("optimizer:\n  betas: [0, 0, 0]\n", "optimizer.betas 0 0 0 3 2", ""),
+        ("sampling: {temperature: 0}\n", "sampling.temperature 0 1 30", "0 1.0"),
+        ("sampling: {top_p: .nan}\n", "sampling.top_p", "1 1.0"),
+        ("sampling: {stop: [a, '']}\n", "sampling.stop[1] 1", ""),
+        ("save_policy: off\n", "save_policy", ""),
+        ("loss: 3\n", "loss 3 key: value", "loss.type=VALUE"),
+        ("loss: {dual_clip: 1}\n", "loss.dual_clip 1 1.0", ""),
+        ("model: {type: preset, preset: big}\n", "model.preset", ""),
+        ("engine: {type: natve}\n", "engine.type", "native"),
         (
             "engine: {type: vllm, memory_fracton: 0.5}\n",
-            1,
             "engine.memory_fracton",
             "engine.memory_fraction engine.type: sglang",
         ),
-        ("engine: native\n", 1, "engine key: value", "engine.type=native engine: {type: native}"),
-        ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),
+        ("engine: native\n", "engine key: value", "engine.type=native engine: {type: native}"),
+        ("transport: {type: nixle}\n", "transport.type", "nixl"),
         (
             "transport: {verify: false}\n",
-            1,
             "transport.verify",
             "transport.type: object_store, object_store_numpy, nixl, gloo, nccl, broadcast, cuda_ipc, disk, "
             "shared_memory, package.module:Name in_process",
         ),
         (
             "transport: {type: gloo, progress_thread_delay_us: 5}\n",
-            1,
             "transport.progress_thread_delay_us",
             "transport.type: nixl gloo",
         ),
         (
             "transport: {progress_thread_delay: 5, type: nixl}\n",
-            1,
             "transport.progress_thread_delay",
             "transport.progress_thread_delay_us",
         ),
-        ("placement: {generator: {cont: 2}}\n", 1, "placement.generator.cont", "placement.generator.count"),
-        ("placement: {generator: {count: 0}}\n", 1, "placement.generator.count 0 1", "1"),
-        ("replay: {capacity: 8, sampling: random}\n", 1, "replay.sampling", ""),
-        ("lag_control: waits\n", 1, "lag_control", "wait"),
+        ("placement: {generator: {cont: 2}}\n", "placement.generator.cont", "placement.generator.count"),
+        ("placement: {generator: {count: 0}}\n", "placement.generator.count 0 1", "1"),
+        ("replay: {capacity: 8, sampling: random}\n", "replay.sampling", ""),
+        ("lag_control: waits\n", "lag_control", "wait"),
         (
             "transport_sweep: {transport: [nixl]}\n",
-            1,
             "transport_sweep.transport",
             "transport_sweep.transports transport_sweep.tensors",
         ),
-        ("transport_sweep: {megabytes: 10}\n", 1, "transport_sweep.megabytes 10", "10"),
-        ("model: {type: folder}\n", 1, "model.path", "model.path"),
-        (
-            "task: {type: jsonl, train: a, reward: f}\n",
-            1,
-            "task.reward package.module:name",
-            "package.module:function",
-        ),
-        ("arms: {'a b': {}}\n", 1, "arms.a b", ""),
-        ("arms: {k1: 3}\n", 1, "arms.k1 3 key: value", ""),
-        ("trackers: [jsonll]\n", 1, "trackers[0]", "jsonl"),
-        ("faults: {delays: {updat: 1}}\n", 1, "faults.delays.updat", "update"),
-        ("sweep: {seed: 3}\n", 1, "sweep.seed 3", "3"),
-        ("sweep: {seed: []}\n", 1, "sweep.seed 0 1", ""),
-        ("steps: 3\nsteps: 4\n", 2, "steps 1", ""),
+        ("transport_sweep: {megabytes: 10}\n", "transport_sweep.megabytes 10", "10"),
+        ("model: {type: folder}\n", "model.path", "model.path"),
+        ("task: {type: jsonl, train: a, reward: f}\n", "task.reward package.module:name", "package.module:function"),
+        ("arms: {'a b': {}}\n", "arms.a b", ""),
+        ("arms: {k1: 3}\n", "arms.k1 3 key: value", ""),
+        ("trackers: [jsonll]\n", "trackers[0]", "jsonl"),
+        ("faults: {delays: {updat: 1}}\n", "faults.delays.updat", "update"),
+        ("sweep: {seed: 3}\n", "sweep.seed 3", "3"),
+        ("sweep: {seed: []}\n", "sweep.seed 0 1", ""),
     ],
 )
-def test_one_problem_is_told_with_value_bound_place_and_fix(folder, text, line, said, advised, message_is):
+def test_one_problem_is_told_with_value_bound_place_and_fix(folder, text, said, advised):
     error = refused_text(folder, text)
     assert (facts(error.what), facts(error.fix)) == (said, advised)
-    assert error.where.startswith(f"scenarios/s.yaml, line {line}")
-    message_is(str(error))
+    assert error.where.startswith(f"scenarios/s.yaml, line {text.count(chr(10))}")
 
 
 def test_all_problems_of_a_file_are_in_one_message(folder):
@@ -369,11 +329,8 @@ def test_bounds_of_other_weights_are_not_inherited(folder):
     assert (importance.cap, importance.floor) == (None, None)
 
 
-def test_a_setting_below_a_block_that_the_file_leaves_out_needs_no_type(folder):
+def test_a_type_is_needed_where_it_changes_only_and_misspelt_keys_are_refused_all_the_same(folder):
     assert load_text(folder, "steps: 1\n", "model.preset=tiny").model == PresetModelSettings(preset="tiny")
-
-
-def test_a_misspelt_key_is_still_refused_when_the_type_changes(folder):
     error = refused_text(folder, "model: {preset: tiny, presett: tiny}\n", "model.type=folder", "model.path=x")
     assert error.what == "unknown key `model.presett`"
 
@@ -402,11 +359,10 @@ def test_null_puts_a_block_back_to_its_defaults(folder):
         ("extends=sync_k", "extends", ""),
     ],
 )
-def test_a_wrong_override_is_refused_alike(folder, override, said, advised, message_is):
+def test_a_wrong_override_is_refused_alike(folder, override, said, advised):
     error = refused_text(folder, "loss: {cliprange: 0.3}\n", override)
     assert (facts(error.what), facts(error.fix)) == (said, advised)
     assert error.where in (f"--set {override}", None)
-    message_is(str(error))
 
 
 def test_a_syntax_error_in_an_override_names_the_override(folder):
@@ -461,29 +417,20 @@ def test_an_error_in_an_extended_file_names_that_file(folder):
     assert refused_text(folder, "extends: base\n").where == "scenarios/base.yaml, line 3"
 
 
-def test_extending_in_a_circle_is_refused_with_the_circle(folder):
-    (folder / "a.yaml").write_text("extends: b\n")
-    (folder / "b.yaml").write_text("steps: 1\nextends: a\n")
-    error = refused("a")
-    assert error.what == "scenarios extend each other: a -> b -> a"
-    assert error.where == "scenarios/b.yaml, line 2"
-
-
-def test_extending_itself_is_refused(folder):
-    assert refused_text(folder, "extends: s\n").what == "scenarios extend each other: s -> s"
-
-
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "what", "where"),
     [
-        ("extends: sync_q\n", "`extends`: no scenario called 'sync_q'"),
-        ("extends: [a, b]\n", "`extends` is ['a', 'b'], expected one name or path"),
+        ("extends: a\n", "scenarios extend each other: a -> b -> a", "scenarios/b.yaml, line 2"),
+        ("extends: s\n", "scenarios extend each other: s -> s", "scenarios/s.yaml, line 1"),
+        ("extends: sync_q\n", "`extends`: no scenario called 'sync_q'", "scenarios/s.yaml, line 1"),
+        ("extends: [a, b]\n", "`extends` is ['a', 'b'], expected one name or path", "scenarios/s.yaml, line 1"),
     ],
 )
-def test_a_wrong_extends_is_refused_at_its_line(folder, text, what):
-    error = refused_text(folder, text)
-    assert error.what == what
-    assert error.where == "scenarios/s.yaml, line 1"
+def test_a_circle_and_a_wrong_extends_are_refused_at_their_line(folder, text, what, where):
+    (folder / "a.yaml").write_text("extends: b\n")
+    (folder / "b.yaml").write_text("steps: 1\nextends: a\n")
+    error = refused("a") if text == "extends: a\n" else refused_text(folder, text)
+    assert (error.what, error.where) == (what, where)
 
 
 def test_a_jsonl_task_is_read(folder):
@@ -493,7 +440,5 @@ def test_a_jsonl_task_is_read(folder):
 
 
 def test_an_error_pickles_with_everything_in_it(folder):
-    import pickle
-
     error = refused_text(folder, "stepps: 3\n")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,5 +1,6 @@
 """Every scenario of the project loads, resolves to what its text promises, and survives a round trip."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+@cache
 def shipped(name):
     return load_scenario(FOLDER / f"{name}.yaml")
 
@@ -118,3 +120,14 @@ def test_quickstart_is_what_the_readme_promises():
     assert (scenario.prompts_per_batch, scenario.group_size, scenario.optimizer_steps_per_batch) == (8, 8, 1)
     assert (scenario.model.precision, scenario.engine.precision) == ("float32", "float32")
     assert (scenario.sampling.max_tokens, scenario.evaluation.every) == (32, 10)
+
+
+def test_the_sorting_grid_is_every_combination_ten_times():
+    scenarios = [variant.scenario for variant in expand(shipped("sorting_grid"))]
+    combinations = {(s.task.reward, s.advantage.delta, s.loss.type) for s in scenarios}
+    assert (len(scenarios), len(combinations)) == (300, 5 * 3 * 2)
+    assert {s.seed for s in scenarios} == set(range(10))
+    # the source's 100 epochs of 10 inner steps on 3 prompts with 10 responses each, Adam without clipping
+    assert {(s.steps, s.epochs_per_batch, s.prompts_per_batch, s.group_size) for s in scenarios} == {(100, 10, 3, 10)}
+    optimizers = {(s.optimizer.learning_rate, s.optimizer.betas, s.optimizer.max_grad_norm) for s in scenarios}
+    assert optimizers == {(1e-3, (0.9, 0.999), None)}

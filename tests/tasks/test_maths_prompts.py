@@ -11,7 +11,7 @@ from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.maths.prompts import MAX_TEMPLATE_BYTES, TEMPLATES, prompt_template
 from harness.tasks.maths.reward import reward_of
 from harness.tasks.maths.task import MathsTask
-from tests.messages import MessageIs, facts
+from tests.messages import facts
 
 DATA = Path(__file__).parents[1] / "data" / "maths"
 
@@ -91,7 +91,7 @@ def test_a_line_break_at_the_end_is_the_files_and_not_the_prompts(tmp_path: Path
     assert prompt_template(own(tmp_path, content)).text == text
 
 
-def test_what_is_no_template_is_refused(tmp_path: Path, message_is: MessageIs) -> None:
+def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
     errors = {
         "an unknown name": refused("r1_zer0"),
         "another placeholder": refused(own(tmp_path, "Solve {problem}")),
@@ -101,8 +101,9 @@ def test_what_is_no_template_is_refused(tmp_path: Path, message_is: MessageIs) -
     longest = "{question}" + "x" * (MAX_TEMPLATE_BYTES - 10)
     assert len(prompt_template(own(tmp_path, longest)).text) == MAX_TEMPLATE_BYTES
     errors["too long"] = refused(own(tmp_path, longest + "x"))
-    for case, error in errors.items():
-        message_is(f"{error.what}\n{error.fix}", case)
+    fixes = ["did you mean r1_zero?", *["write {question}"] * 2, "UTF-8", "shorten it"]
+    assert [fix for fix, error in zip(fixes, errors.values(), strict=True) if fix not in (error.fix or "")] == []
+    assert "{problem}" in errors["another placeholder"].what
     assert [error.where for error in errors.values()] == ["task.prompt", *[str(tmp_path / "own.txt")] * 4]
     assert [facts(error.what) for error in errors.values()] == ["1 0", "", "", "15 0 9 8", "65,536"]
     assert [refused(name).where for name in (str(tmp_path), "a\0b")] == ["task.prompt"] * 2

@@ -334,12 +334,3 @@ def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:
         "print(len(seen) > 3, sorted(text for text in seen if not re.fullmatch(number, text)))\n"
     )
     assert in_the_process(code, before="") == "True []"
-
-
-def test_the_library_is_loaded_in_the_process_alone() -> None:
-    code = (
-        "import sys\nfrom harness.tasks.maths import AnswerGrader\ngrader = AnswerGrader(600.0)\n"
-        "print(grader('0.5', '1/2'), grader('x+1', '1+x'))\ngrader.close()\n"
-        "print(sorted({'sympy', 'math_verify', 'torch', 'ray', 'transformers'}.intersection(sys.modules)))\n"
-    )
-    assert in_the_process(code, before="").split("\n") == ["True True", "[]"]
