@@ -141,7 +141,7 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
         run.append(EvaluationRow(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
         return spans
 
-    def times() -> dict[str, float]:
+    def times() -> dict[str, Any]:
         """Close a row: seconds since the last one and since the loop's start."""
         nonlocal row_ns
         wall_ns, row_ns = now_ns - row_ns, now_ns
