@@ -512,6 +512,7 @@ FINE = """
     @fsdp2, @apart, placement.learner.ranks: 3, placement.learner.per_node: [2, 1]
     @fsdp2, @apart, placement.learner.ranks: 6, placement.learner.per_node: [4, 2], learner.mesh.tensor: 2
     @fsdp2, placement.learner.ranks: 2, steps: 8, faults.slow_rank.rank: 1, faults.slow_rank.share: 0.3
+    @fsdp2, placement.learner.ranks: 8, minibatches_per_epoch: 8
     steps: 8, checkpoint.keep_steps: [7]
     placement.learner.ranks: 2, learner.sharding: ddp, learner.offload.gradients: true, transport.type:
         shared_memory
