@@ -222,7 +222,8 @@ def test_scripts_are_there_with_their_options():
         if words[:2] == ("python", "-m") and words[2].startswith(("tests.", "harness.")):
             path = ROOT.joinpath(*words[2].split("."))
             files.append(next(str(each) for each in (path.with_suffix(".py"), path / "__main__.py") if each.is_file()))
-            text = Path(files[-1]).read_text() + (ROOT / "tests/benchmarks/runner.py").read_text()  # what programs share
+            # what programs share is in the runner
+            text = Path(files[-1]).read_text() + (ROOT / "tests/benchmarks/runner.py").read_text()
             unknown = [word for word in words if word.startswith("--") and f'"{word.split("=")[0]}"' not in text]
             assert unknown == [], str(shown)
         assert [file for file in files if not (ROOT / file).exists()] == [], str(shown)
