@@ -11,7 +11,7 @@ from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.maths.prompts import MAX_TEMPLATE_BYTES, TEMPLATES, prompt_template
 from harness.tasks.maths.reward import reward_of
 from harness.tasks.maths.task import MathsTask
-from tests.messages import MessageIs, facts
+from tests.messages import facts
 
 DATA = Path(__file__).parents[1] / "data" / "maths"
 
@@ -38,15 +38,12 @@ def test_r1_zero_is_the_text_of_its_source_letter_for_letter() -> None:
     14046dcaa53d47b3a5e3217c63e649d8862147d9.
     """
     template = prompt_template("r1_zero")
+    assert prompt_template("question_only").render("What is 1 + 1?\n") == "What is 1 + 1?"
     assert template.sha256 == "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
     assert template.text.startswith("A conversation between User and Assistant. The User asks a question, and the ")
     assert template.render(" What is {1} + {question}? ").endswith(
         "<answer> answer here </answer>.\nUser: What is {1} + {question}?\nAssistant: <think>"
     )
-
-
-def test_question_only_is_the_question() -> None:
-    assert prompt_template("question_only").render("What is 1 + 1?\n") == "What is 1 + 1?"
 
 
 def test_arithmetic_keeps_the_prompt_that_its_warm_start_was_taught_with() -> None:
@@ -91,7 +88,7 @@ def test_a_line_break_at_the_end_is_the_files_and_not_the_prompts(tmp_path: Path
     assert prompt_template(own(tmp_path, content)).text == text
 
 
-def test_what_is_no_template_is_refused(tmp_path: Path, message_is: MessageIs) -> None:
+def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
     errors = {
         "an unknown name": refused("r1_zer0"),
         "another placeholder": refused(own(tmp_path, "Solve {problem}")),
@@ -101,8 +98,9 @@ def test_what_is_no_template_is_refused(tmp_path: Path, message_is: MessageIs) -
     longest = "{question}" + "x" * (MAX_TEMPLATE_BYTES - 10)
     assert len(prompt_template(own(tmp_path, longest)).text) == MAX_TEMPLATE_BYTES
     errors["too long"] = refused(own(tmp_path, longest + "x"))
-    for case, error in errors.items():
-        message_is(f"{error.what}\n{error.fix}", case)
+    fixes = ["did you mean r1_zero?", *["write {question}"] * 2, "UTF-8", "shorten it"]
+    assert [fix for fix, error in zip(fixes, errors.values(), strict=True) if fix not in (error.fix or "")] == []
+    assert "{problem}" in errors["another placeholder"].what
     assert [error.where for error in errors.values()] == ["task.prompt", *[str(tmp_path / "own.txt")] * 4]
     assert [facts(error.what) for error in errors.values()] == ["1 0", "", "", "15 0 9 8", "65,536"]
     assert [refused(name).where for name in (str(tmp_path), "a\0b")] == ["task.prompt"] * 2
@@ -118,8 +116,5 @@ def test_a_task_asks_through_an_own_template_and_finds_answers_as_it_is_told(tmp
     with pytest.raises(UserError) as caught:
         MathsTask(DATA / "gsm8k_sample.jsonl", prompt=file)
     assert caught.value.where == "task.reward"
-
-
-def test_a_template_of_the_package_may_be_graded_the_other_way() -> None:
-    task = MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r1_zero", reward="question_only")
-    assert (task.stop, task.reward("#### 63", "63")["reward"]) == ((), 1.0)
+    other_way = MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r1_zero", reward="question_only")
+    assert (other_way.stop, other_way.reward("#### 63", "63")["reward"]) == ((), 1.0)

@@ -114,23 +114,22 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:12])
-def test_a_megabyte_is_searched_in_one_pass(text: str) -> None:
+def test_a_megabyte_is_searched_in_one_pass() -> None:
     """Twice the text costs about twice the time, not four times; the least of some turns is compared."""
 
     def seconds(repeated: str) -> float:
-        least = float("inf")
-        for _ in range(5):
+        turns = []
+        for _ in range(4):
             began = time.process_time()
             for look in (tagged_answer, boxed_answer, stated_answer):
                 look(repeated)
-            least = min(least, time.process_time() - began)
-        return least
+            turns.append(time.process_time() - began)
+        return min(turns)
 
-    assert seconds(text * 2) < 3 * seconds(text) + 0.05
+    assert [text[:12] for text in LONG if seconds(text * 2) >= 3 * seconds(text) + 0.05] == []
 
 
-def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -> None:
+def test_closing_ends_the_process_the_next_answer_starts_another_and_none_is_pickled() -> None:
     reward = MathsReward("r1_zero")
     reward.grader.symbolic.timeout_s = 600.0
     rewards = DirectRewards(reward, never)
@@ -138,15 +137,7 @@ def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -
     rewards.close()
     rewards.close()
     assert rewards([r"</think> <answer>\sqrt{9}</answer>"], "3") == [RIGHT]
-    assert reward.grader.symbolic.counts.started == 2
-    rewards.close()
-
-
-def test_the_reward_pickles_without_its_process() -> None:
-    reward = MathsReward("question_only")
-    reward.grader.symbolic.timeout_s = 600.0
-    assert reward(r"\boxed{\sqrt{4}}", "2") == RIGHT
     copied = pickle.loads(pickle.dumps(reward))
-    assert copied.grader.symbolic.counts.started == 0
-    assert copied(r"\boxed{2}", "2") == RIGHT
-    reward.close()
+    assert (reward.grader.symbolic.counts.started, copied.grader.symbolic.counts.started) == (2, 0)
+    assert copied("</think> <answer>2</answer>", "2") == RIGHT
+    rewards.close()

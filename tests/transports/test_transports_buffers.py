@@ -35,36 +35,22 @@ def test_every_tensor_starts_on_a_multiple_of_64_bytes():
         ),
         323,
     )
-
-
-def test_payload_is_the_tensors_without_the_gaps():
-    assert BucketLayout.of(WEIGHTS).payload_bytes == 12 + 80 + 0 + 8 + 24 + 3
+    assert BucketLayout.of(WEIGHTS).payload_bytes == 12 + 80 + 0 + 8 + 24 + 3  # without the gaps
+    assert pickle.loads(pickle.dumps(BucketLayout.of(WEIGHTS))) == BucketLayout.of(WEIGHTS)
 
 
 def test_views_are_the_buffer_itself():
     layout = BucketLayout.of(WEIGHTS)
     buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     views = layout.views(buffer)
-    copy_weights(WEIGHTS, views)
+    copy_weights(WEIGHTS | {"a": WEIGHTS["a"].clone().requires_grad_()}, views)
+    assert not views["a"].requires_grad
     for name, tensor in WEIGHTS.items():
         assert views[name].dtype == tensor.dtype
         assert torch.equal(views[name], tensor)
     assert {view.untyped_storage().data_ptr() for view in views.values()} == {buffer.data_ptr()}
     buffer[192] = 9
     assert views["scalar"].item() == 9
-
-
-def test_parameters_are_copied_without_their_gradients():
-    weights = {"w": torch.ones(2, requires_grad=True)}
-    target = {"w": torch.zeros(2)}
-    copy_weights(weights, target)
-    assert not target["w"].requires_grad
-    assert target["w"].tolist() == [1, 1]
-
-
-def test_a_layout_crosses_processes():
-    layout = BucketLayout.of(WEIGHTS)
-    assert pickle.loads(pickle.dumps(layout)) == layout
 
 
 def test_no_weights_are_refused():
@@ -111,14 +97,6 @@ def test_a_buffer_is_reused_once_its_version_is_not_needed():
     assert len(pool) == 3
 
 
-def test_there_are_never_more_buffers_than_versions_needed_at_once_and_one():
-    pool, _ = shelves()
-    for version in range(50):
-        needed = 3 if version % 7 == 0 else version % 3
-        pool.put(SMALL, version, frozenset(range(version - needed, version)))
-    assert len(pool) == 4
-
-
 def test_buffers_made_at_first_are_filled_at_once():
     pool, diary = shelves(at_first=3)
     pool.put(SMALL, 0, frozenset())
@@ -148,11 +126,6 @@ def test_a_version_that_is_not_held_is_named():
     assert [version in pool for version in (3, 4, 5)] == [False, True, True]
     with pytest.raises(ValueError, match=r"version 3 is not held; versions \[4, 5\] are"):
         pool[3]
-
-
-def test_a_version_is_published_once():
-    pool, _ = shelves()
-    pool.put(SMALL, 4, frozenset())
     with pytest.raises(ValueError, match="version 4 is published already"):
         pool.put(SMALL, 4, frozenset())
 
