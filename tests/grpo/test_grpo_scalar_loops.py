@@ -18,16 +18,8 @@ NAN = math.nan
 ROWS, WIDTH = 4, 5
 LENGTHS = (5, 3, 1, 0)
 PROMPTS = (0, 1, 0, 1)
-LOSSES = [
-    ("no_baseline", "token"),
-    ("naive", "token"),
-    ("unclipped", "token"),
-    ("unclipped", "sequence"),
-    ("grpo_clip", "token"),
-    ("grpo_clip", "sequence"),
-    ("cispo", "token"),
-    ("cispo", "sequence"),
-]
+LOSSES = [("no_baseline", "token"), ("naive", "token")]
+LOSSES += product(("unclipped", "grpo_clip", "cispo"), ("token", "sequence"))
 IMPORTANCE = [
     ImportanceSettings(mode="off"),
     ImportanceSettings(mode="tis"),

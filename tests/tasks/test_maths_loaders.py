@@ -123,16 +123,15 @@ def test_an_unknown_template_is_refused() -> None:
 # ---- every problem of the sample
 
 
-@pytest.mark.parametrize("file", ["gsm8k_sample.jsonl", "math_sample.jsonl"])
-def test_each_right_answer_is_accepted_and_each_other_one_rejected(file: str) -> None:
-    """The answers of a file's other problems are wrong ones, unless two problems have the same answer."""
-    problems = read_problems(DATA / file).prompts
-    answers = [problem.ground_truth for problem in problems]
-    assert len(set(answers)) == len(answers)
+def test_each_right_answer_is_accepted_and_those_of_other_problems_are_rejected() -> None:
+    truths = [problem.ground_truth for problem in read_problems(DATA / "math_sample.jsonl").prompts]
+    assert len(set(truths)) == len(truths)
     grader = AnswerGrader(NEVER_S)
-    for truth in answers:
-        responses = {answer: f"Thoughts. </think> <answer> {answer} </answer>" for answer in answers}
-        rewards = {answer: r1_zero_reward_fn(text, truth, agree=grader) for answer, text in responses.items()}
-        assert {answer for answer, parts in rewards.items() if parts["reward"] == 1.0} == {truth}
-        assert all(parts["format_reward"] == 1.0 for parts in rewards.values())
+    pairs = [(truths[(at + by) % len(truths)], truth, by == 0) for at, truth in enumerate(truths) for by in range(4)]
+    rewards = [
+        r1_zero_reward_fn(f"Thoughts. </think> <answer> {answer} </answer>", truth, agree=grader)
+        for answer, truth, _ in pairs
+    ]
     grader.close()
+    judged = [(parts["format_reward"], parts["reward"]) for parts in rewards]
+    assert [pair for pair, found in zip(pairs, judged, strict=True) if found != (1.0, float(pair[2]))] == []

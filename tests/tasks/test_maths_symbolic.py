@@ -16,12 +16,7 @@ from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_f
 from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, AnswerGrader, SymbolicComparer
 
 NEVER_S = 600.0  # a limit that no test reaches
-BOMBS = [
-    r"9^{9^{9^9}}",
-    pytest.param("(10^9)!", marks=pytest.mark.slow),
-    pytest.param(r"\sum_{k=1}^{10^9} \frac{1}{k^k}", marks=pytest.mark.slow),
-    r"\operatorname{eye}(10^6)",
-]
+BOMBS = [r"9^{9^{9^9}}", r"\operatorname{eye}(10^6)"]
 """Each would keep a computer algebra system busy for hours, or eat all memory."""
 
 
@@ -58,12 +53,17 @@ def ends(pid: int) -> bool:
     return not is_alive(pid)
 
 
-def test_one_process_answers_all_and_an_answer_that_comes_again_is_remembered(make) -> None:
+def test_one_process_answers_all_remembers_knows_no_secret_and_goes_with_the_comparer(monkeypatch) -> None:
+    monkeypatch.setenv("HARNESS_SECRET", "secret")
     held = b"x" * (600 << 20)  # a child begins with its parent's peak in ru_maxrss: it must not cost it its place
-    comparer = make()
+    comparer = SymbolicComparer(NEVER_S)
     assert [comparer(text, "2") for text in (r"\sqrt{4}", r"\sqrt{9}", r"\sqrt{4}")] == [True, False, True]
-    counts = comparer.counts
+    counts, pid = comparer.counts, pid_of(comparer)
     assert (len(held), counts.started, counts.asked, counts.remembered) == (600 << 20, 1, 2, 1)
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    del comparer
+    gc.collect()
+    assert not is_alive(pid)
 
 
 def test_no_process_is_started_before_it_is_needed() -> None:
@@ -72,11 +72,13 @@ def test_no_process_is_started_before_it_is_needed() -> None:
     assert grader.symbolic.counts.started == 0
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_wrong_and_the_next_answer_right(make, bomb: str) -> None:
+@pytest.mark.parametrize(
+    "bombs", [BOMBS, pytest.param(["(10^9)!", r"\sum_{k=1}^{10^9} \frac{1}{k^k}"], marks=pytest.mark.slow)]
+)
+def test_a_bomb_is_wrong_and_the_next_answer_right(make, bombs: list[str]) -> None:
     """It ends at its limit, or at the end of the memory, or is not understood; never with a reward or a hang."""
     comparer = make(2.0)
-    assert comparer(bomb, "7") is False
+    assert [comparer(bomb, "7") for bomb in bombs] == [False] * 2
     comparer.timeout_s = NEVER_S
     assert comparer(r"\sqrt{49}", "7") is True
 
@@ -99,7 +101,7 @@ def test_a_comparison_at_its_limit_or_a_process_that_dies_costs_one_answer(make)
     assert (counts.timed_out, counts.died, counts.started) == (1, 1, 3)
 
 
-def test_a_response_is_worth_one_comparison_however_many_answers_it_holds(make) -> None:
+def test_a_response_is_worth_one_comparison_however_many_answers_it_holds() -> None:
     grader = AnswerGrader(NEVER_S)
     many = "".join(rf"\boxed{{\sqrt{{{number}}}}} answer is \sqrt{{{number}}} " for number in range(50))
     parts = ", ".join(rf"\sqrt{{{number}}}" for number in range(20))
@@ -117,15 +119,6 @@ def test_threads_share_one_comparer(make) -> None:
     pairs = [(rf"\sqrt{{{number**2}}}", str(number + extra)) for number in range(2, 12) for extra in (0, 1)]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda pair: shared(*pair), pairs)) == [True, False] * 10
-
-
-def test_its_process_goes_with_the_comparer(make) -> None:
-    comparer = SymbolicComparer(NEVER_S)
-    assert comparer(r"\sqrt{49}", "7") is True
-    pid = pid_of(comparer)
-    del comparer
-    gc.collect()
-    assert not is_alive(pid)
 
 
 def test_its_process_ends_with_this_one_even_while_it_works() -> None:
@@ -156,21 +149,12 @@ def test_its_process_ends_with_this_one_even_while_it_works() -> None:
 # ---- what is not even asked
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "",
-        "x" + "+x" * (MAX_SYMBOLIC_CHARS // 2),
-        "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
-        "She sold them",
-        "x \u4e00",
-        "x \x00 y\u200d",
-    ],
-)
-def test_what_is_wrong_without_asking(make, answer: str) -> None:
-    comparer = make()
-    assert comparer(answer, "5") is False
-    assert (comparer.counts.refused, comparer.counts.started) == (1, 0)
+def test_what_is_wrong_without_asking(make) -> None:
+    comparer, long = make(), "x" + "+x" * (MAX_SYMBOLIC_CHARS // 2)
+    deep = "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1)
+    answers = ["", long, deep, "She sold them", "x \u4e00", "x \x00 y\u200d"]
+    assert [comparer(answer, "5") for answer in answers] == [False] * 6
+    assert (comparer.counts.refused, comparer.counts.started) == (6, 0)
 
 
 # ---- what the process cannot do
@@ -226,13 +210,6 @@ def test_what_no_comparison_needs_is_refused() -> None:
         r"compare(r'\sqrt{8}', r'2\sqrt{2}')": "True",
     }
     assert dict(zip(ATTEMPTS, in_the_process(tries).split(), strict=True)) == expected
-
-
-def test_little_of_the_environment_is_handed_on(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARNESS_SECRET", "secret")
-    comparer = make()
-    assert comparer(r"\sqrt{49}", "7") is True
-    assert b"secret" not in Path(f"/proc/{pid_of(comparer)}/environ").read_bytes()
 
 
 def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:

@@ -427,7 +427,7 @@ FORKS = """
 import os, time
 
 def score(response, truth):
-    for _ in range(7):
+    for _ in range(5):
         os.fork()  # each of them forks in turn
     with open("forked", "a") as file:
         file.write(f"{os.getpid()}\\n")
@@ -437,7 +437,7 @@ def score(response, truth):
 
 def test_processes_that_fork_and_fork_again_all_end(timed, write: Write) -> None:
     def all_have_begun() -> bool:
-        return Path("forked").exists() and len(Path("forked").read_text().split()) == 2**7
+        return Path("forked").exists() and len(Path("forked").read_text().split()) == 2**5
 
     rewards = timed(write(FORKS), stop=all_have_begun)
     with pytest.raises(Interrupted):
