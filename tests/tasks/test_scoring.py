@@ -18,7 +18,7 @@ from harness.core.errors import Interrupted
 from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
 
-NAME = "failing_reward_under_test"
+NAME = "own_reward_under_test"
 SIGNATURE = "def score(response, truth):\n    "
 NEVER_S = 600.0  # a limit that no test reaches
 
@@ -31,19 +31,9 @@ def never() -> bool:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(write_module: Callable[[str], str]) -> Write:
     """Return a function that writes a module into the current folder, a fresh one, and returns its ``score``."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    known = set(sys.modules)
-
-    def write_module(body: str) -> UserReward:
-        (tmp_path / f"{NAME}.py").write_text(body, encoding="utf-8")
-        return UserReward(f"{NAME}:score")
-
-    yield write_module
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    return lambda body: UserReward(f"{write_module(body)}:score")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Reward functions that take rows or groups, and weighted lists of them: what they get, and what they may return."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from harness.tasks.jsonl import JsonlTask
 from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
 
-NAME = "reward_list_under_test"
+NAME = "own_reward_under_test"
 ROW = {"prompt": "Two?", "answer": "2", "most": 3, "tags": ["ä", None, {"deep": 0.5}]}
 
 MODULE = """
@@ -60,13 +59,9 @@ Make = Callable[..., GroupRewards]
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def module(write_module: Callable[[str], str]) -> None:
     """The module in the current folder, a fresh one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    (tmp_path / f"{NAME}.py").write_text(MODULE, encoding="utf-8")
-    yield
-    sys.modules.pop(NAME, None)
+    write_module(MODULE)
 
 
 @pytest.fixture(params=["direct", "timed"])

@@ -1,8 +1,7 @@
 """A user's reward function: how it is found, what it may return, and what each bad one is told."""
 
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +12,6 @@ from harness.tasks.jsonl import JsonlTask
 from harness.tasks.rewards import UserReward
 
 Write = Callable[[str], str]
-NAME = "own_reward_under_test"
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Return a function that writes a module into the current folder, a fresh one, and returns its name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    known = set(sys.modules)
-
-    def write(body: str) -> str:
-        (tmp_path / f"{NAME}.py").write_text(body, encoding="utf-8")
-        return NAME
-
-    yield write
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
 
 
 def refused(path: str) -> UserError:
