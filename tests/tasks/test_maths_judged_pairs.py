@@ -5,6 +5,7 @@ pair of each shape is fixed: its verdicts were never looked at one by one while 
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def test_what_is_told_without_algebra_is_told_right() -> None:
     """Of the answers alone; verdicts of the fixed half are only counted."""
     told = [(pair, agree_exactly(pair["written"], pair["truth"])) for pair in PAIRS if "prompt" not in pair]
     assert [pair for pair, verdict in told if verdict is True and not pair["right"]] == []
-    assert sum(verdict is not None for _, verdict in told) > 1500
+    # a pair that is told otherwise, or asks for algebra where it did not, moves one of these
+    assert Counter(verdict for _, verdict in told) == {True: 871, False: 699, None: 614}
     refused = [pair for pair, verdict in told if verdict is False and pair["right"]]
     assert [pair for pair in refused if not pair["fixed"]] == []
     assert len(refused) < 0.02 * sum(pair["right"] for pair, _ in told)

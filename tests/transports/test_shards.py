@@ -240,6 +240,8 @@ def leave_out_and_begin_again(rank: int) -> None:
             sender.finish(draft, parts[:1])
         with pytest.raises(RunStopped, match=r"version 7 is not complete: ranks \[0, 0\] of the Learner wrote"):
             sender.finish(draft, [parts[0], dataclasses.replace(parts[1], rank=0)])
+        with pytest.raises(RunStopped, match="version 7 is not complete"):  # only one has a checksum
+            sender.finish(draft, [parts[0], dataclasses.replace(parts[1], checksum="xxh3_128:0")])
     again = published(sender, weights, plan, 7)  # the first one was given up: a slow rank may still write into it
     assert again.payload != draft.payload
     wanted = full_tensors(weights)
