@@ -109,7 +109,7 @@ def test_buffers_made_at_first_are_filled_at_once():
     ]
 
 
-def test_free_buffers_of_another_layout_are_closed():
+def test_buffers_of_another_layout_of_a_version_given_up_and_of_a_closed_pool_are_closed():
     pool, diary = shelves()
     pool.put(SMALL, 0, frozenset())
     pool.put(SMALL, 1, frozenset({0}))
@@ -117,35 +117,19 @@ def test_free_buffers_of_another_layout_are_closed():
     pool.put(LARGE, 2, frozenset({1}))
     assert diary == ["close 0", "make 2", "fill 2 with 2"]
     assert len(pool) == 2
-
-
-def test_a_version_that_is_not_held_is_named():
-    pool, _ = shelves()
-    pool.put(SMALL, 4, frozenset())
-    pool.put(SMALL, 5, frozenset({4}))
-    assert [version in pool for version in (3, 4, 5)] == [False, True, True]
-    with pytest.raises(ValueError, match=r"version 3 is not held; versions \[4, 5\] are"):
-        pool[3]
-    with pytest.raises(ValueError, match="version 4 is published already"):
-        pool.put(SMALL, 4, frozenset())
-
-
-def test_a_version_that_will_never_be_complete_takes_its_buffer_along():
-    pool, diary = shelves()
-    pool.put(SMALL, 0, frozenset())
-    pool.drop(0)
-    pool.put(SMALL, 0, frozenset())
-    assert diary == ["make 0", "fill 0 with 0", "close 0", "make 1", "fill 1 with 0"]
-    assert len(pool) == 1
-
-
-def test_closing_closes_every_place():
-    pool, diary = shelves(at_first=3)
-    pool.put(SMALL, 0, frozenset())
-    pool.put(SMALL, 1, frozenset({0}))
+    pool.drop(2)  # it will never be complete, and takes its buffer along
+    pool.put(LARGE, 2, frozenset({1}))
+    assert diary[3:] == ["close 2", "make 3", "fill 3 with 2"]
+    assert [version in pool for version in (0, 1, 2)] == [False, True, True]
+    with pytest.raises(ValueError, match=r"version 0 is not held; versions \[1, 2\] are"):
+        pool[0]
+    with pytest.raises(ValueError, match="version 2 is published already"):
+        pool.put(LARGE, 2, frozenset())
+    pool.put(LARGE, 3, frozenset({2}))
+    pool.put(LARGE, 4, frozenset())
     diary.clear()
     pool.close()
-    assert sorted(diary) == ["close 0", "close 1", "close 2"]  # two are held, one is free
+    assert sorted(diary) == ["close 3", "close 4"]  # one is held, one is free
     assert len(pool) == 0
 
 

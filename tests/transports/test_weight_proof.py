@@ -5,6 +5,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,39 +137,19 @@ def test_a_probe_is_the_start_of_a_few_rollouts() -> None:
     assert rows == [([1, 2], list(range(16))), ([3], [4, 5]), ([7], [8])]
 
 
-class FixedTrainer:
-    """A trainer whose policy gives every token the same log-probability."""
-
-    options = TrainerOptions(group_size=2)
-    optimizer_step_metrics = ()
-
-    def __init__(self, log_prob: float) -> None:
-        self.log_prob = log_prob
-
-    def prepare(self, groups, plan=None, step=0): ...
-
-    def advantages(self, batch):
-        return []
-
-    def train(self, step, batch, before_change=None):
-        return {}
-
-    def weights(self):
-        return {"w": torch.zeros(1)}
-
-    def log_probs_of(self, prompts, responses):
-        return [np.full(len(response), self.log_prob, np.float32) for response in responses]
-
-
 def learner_of(log_prob: float) -> LearnerWorker:
-    transport, first = InProcessTransport(snapshot=False), [(np.array([1]), np.array([2, 3]))]
-    return LearnerWorker(
-        FixedTrainer(log_prob), transport, tracer=RecordingTracer(time.perf_counter_ns), first_probe=first
+    """A Learner whose policy gives every token the same log-probability."""
+    trainer = SimpleNamespace(
+        options=TrainerOptions(group_size=2),
+        optimizer_step_metrics=(),
+        prepare=lambda groups, plan=None, step=0: None,
+        advantages=lambda batch: [],
+        train=lambda step, batch, before_change=None: {},
+        weights=lambda: {"w": torch.zeros(1)},
+        log_probs_of=lambda prompts, responses: [np.full(len(each), log_prob, np.float32) for each in responses],
     )
-
-
-def rollouts_of(*groups: GroupData) -> tuple[RolloutGroup, ...]:
-    return tuple(RolloutGroup(0, 0, 0, 0, (1,), group) for group in groups)
+    transport, first = InProcessTransport(snapshot=False), [(np.array([1]), np.array([2, 3]))]
+    return LearnerWorker(trainer, transport, tracer=RecordingTracer(time.perf_counter_ns), first_probe=first)
 
 
 def probed(learner: LearnerWorker, version: int):
@@ -180,10 +161,9 @@ def test_a_batch_that_gives_no_probe_leaves_the_one_before_it() -> None:
     """Prompt and response of one token each: nothing is left to score behind anything."""
     learner = learner_of(-1.0)
     assert probed(learner, 0) == [[1], [2, 3]]
-    learner.update(0, rollouts_of(group_of([3], [4, 5, 6])))
-    assert probed(learner, 1) == [[3], [4, 5]]
-    learner.update(1, rollouts_of(group_of([7], [9])))
-    assert probed(learner, 2) == [[3], [4, 5]]
+    for step, group in enumerate((group_of([3], [4, 5, 6]), group_of([7], [9]))):
+        learner.update(step, (RolloutGroup(0, 0, 0, 0, (1,), group),))
+        assert probed(learner, step + 1) == [[3], [4, 5]]
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
