@@ -91,7 +91,7 @@ class Generator:
     def wait(self):
         """Have the next broadcasts wait until ``release``."""
         prepare = self.receiver._prepare
-        self.receiver._prepare = lambda *given: (self.go_on.wait(60), prepare(*given))[1]
+        self.receiver._prepare = lambda *given: (self.go_on.wait(20), prepare(*given))[1]
 
     def release(self):
         self.go_on.set()
@@ -252,7 +252,7 @@ def test_one_that_refuses_is_left_out(crew):
 
 
 def test_one_that_does_not_answer_holds_nobody_up_for_longer_than_the_timeout_and_may_come_back(crew):
-    """The one that hangs would answer after a minute, and be a member still: the timeout of 3 s ends before.
+    """The one that hangs would answer after 20 s, and be a member still: the timeout of 3 s ends before.
 
     The others wait for it and get the version in the next group.
     """
