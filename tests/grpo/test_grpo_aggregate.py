@@ -8,14 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UserError
-from harness.grpo import masked_mean, masked_normalize
 from harness.grpo.aggregate import Denominator, loss_denominator, prompt_tokens, weighted_sum
 from harness.grpo.log_probs import log_softmax, select
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
 from harness.settings.loss import KlSettings, LossSettings
 
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])  # 4 and 7 tokens
 
 
@@ -36,19 +34,8 @@ def test_token_weights(aggregation, constant, short, long):
     weights = denominator.token_weights(MASK, tokens)
     assert weights[0].tolist() == pytest.approx([short] * 4 + [0.0] * 3)
     assert weights[1].tolist() == pytest.approx([long] * 7)
-    assert torch.equal(
-        denominator.token_weights(MASK[:1, :5], tokens[:1]), weights[:1, :5]
-    )  # a trimmed microbatch: same weights
-
-
-def test_aggregations_agree_with_the_masked_functions():
-    loss = torch.arange(14.0).reshape(2, 7).square()
-    names = ("sequence_mean", "token_mean", "constant")
-    of = {name: weighted_sum(loss, loss_denominator(MASK, name, 10).token_weights(MASK)).item() for name in names}
-    assert of["sequence_mean"] == pytest.approx(masked_mean(loss, MASK, dim=1).mean().item())
-    assert of["token_mean"] == pytest.approx(masked_mean(loss, MASK).item())
-    assert of["constant"] == pytest.approx(masked_normalize(loss, MASK, 10, dim=1).mean().item())
-    assert len({round(value, 3) for value in of.values()}) == 3
+    trimmed = denominator.token_weights(MASK[:1, :5], tokens[:1])
+    assert torch.equal(trimmed, weights[:1, :5])
 
 
 def test_prompt_mean_is_a_mean_over_groups_of_the_mean_over_their_tokens():
@@ -75,19 +62,8 @@ NAMES = ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant
 
 
 @pytest.mark.parametrize("aggregation", NAMES)
-def test_an_empty_response_adds_nothing_and_still_counts(aggregation):
-    mask = torch.tensor([[1, 1], [0, 0]])
-    prompts = torch.arange(2)
-    weights = loss_denominator(mask, aggregation, 4, prompts).token_weights(mask, prompt_tokens(mask, prompts))
-    first = {
-        "sequence_mean": 1 / 4,
-        "sequence_sum": 1 / 2,
-        "token_mean": 1 / 2,
-        "prompt_mean": 1 / 4,
-        "constant": 1 / 8,
-    }[aggregation]
-    assert weights.tolist() == [[first, first], [0.0, 0.0]]
-    nothing = torch.zeros(2, 2)
+def test_a_batch_without_tokens_has_no_weight(aggregation):
+    nothing, prompts = torch.zeros(2, 2), torch.arange(2)
     none = loss_denominator(nothing, aggregation, 4, prompts).token_weights(nothing, prompt_tokens(nothing, prompts))
     assert none.tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -140,7 +116,7 @@ def weight_gradient(batch, splits, aggregation, options):
     return total, weight.grad
 
 
-@PROPERTY
+@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     owners=st.lists(st.integers(0, 3), min_size=1, max_size=10),
     width=st.integers(1, 6),
@@ -150,7 +126,7 @@ def weight_gradient(batch, splits, aggregation, options):
     kl_coefficient=st.sampled_from([0.0, 0.1]),
 )
 def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggregation, loss_type, kl_coefficient):
-    """Rows go to up to 4 microbatches of any sizes, in any order."""
+    """Rows go to up to 4 microbatches of any sizes."""
     batch = rollouts(len(owners), width, seed)
     options = LossSettings(
         type="grpo_clip" if loss_type == "gspo" else loss_type,
@@ -163,29 +139,6 @@ def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggr
     split_loss, split_gradient = weight_gradient(batch, splits, aggregation, options)
     assert split_loss == pytest.approx(whole_loss, abs=1e-5, rel=1e-5)
     assert (split_gradient - whole_gradient).abs().max().item() <= 1e-6 * max(1.0, whole_gradient.abs().max().item())
-
-
-@PROPERTY
-@given(order=st.permutations(range(6)), seed=st.integers(0, 10_000), aggregation=st.sampled_from(NAMES))
-def test_shuffling_the_rollouts_changes_nothing(order, seed, aggregation):
-    batch = rollouts(6, 4, seed)
-    shuffled = {name: tensor[list(order)] for name, tensor in batch.items()}
-    everything = [list(range(6))]
-    loss, gradient = weight_gradient(batch, everything, aggregation, LossSettings())
-    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossSettings())
-    assert other_loss == pytest.approx(loss, abs=1e-5, rel=1e-5)
-    assert (other_gradient - gradient).abs().max().item() <= 1e-6 * max(1.0, gradient.abs().max().item())
-
-
-def test_a_denominator_of_each_microbatch_alone_would_be_wrong():
-    """The trap the core avoids: equal microbatches of unequal token counts, averaged, are not the token mean."""
-    loss = torch.tensor([[1.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
-    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
-    naive = sum(masked_mean(loss[row], mask[row]).item() for row in (0, 1)) / 2  # (1 + 4) / 2
-    denominator = loss_denominator(mask, "token_mean")
-    parts = [weighted_sum(loss[row : row + 1], denominator.token_weights(mask[row : row + 1])) for row in (0, 1)]
-    assert naive == 2.5
-    assert sum(parts).item() == 3.25  # (1 + 4 + 4 + 4) / 4
 
 
 def test_bad_input_is_refused():

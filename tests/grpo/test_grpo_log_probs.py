@@ -16,31 +16,33 @@ LABELS = torch.tensor([[1, 0]])
 
 
 def model(input_ids):
-    """Return LOGITS whatever the ids."""
+    assert input_ids.tolist() == [[2, 3]]
     return SimpleNamespace(logits=LOGITS)
 
 
-def test_entropy_by_hand():
-    # ln 2, and -(3/4 ln 3/4 + 1/4 ln 1/4) = 0.2157616 + 0.3465736
-    assert compute_entropy(LOGITS)[0].tolist() == pytest.approx([0.6931472, 0.5623351])
-
-
-def test_entropy_keeps_leading_dimensions():
-    assert compute_entropy(torch.zeros(2, 3, 4, 5)).shape == (2, 3, 4)
-    assert compute_entropy(torch.zeros(5)).item() == pytest.approx(math.log(5))
-
-
-@pytest.mark.parametrize("shift", [-1e4, 1e4])
-def test_entropy_of_large_logits_loses_no_digits(shift):
-    logits = torch.tensor([1.0, 2.0, 3.0])  # exact in float32 after the shift, too
-    assert compute_entropy(logits + shift).item() == pytest.approx(compute_entropy(logits).item(), abs=1e-6)
-    assert compute_entropy(torch.tensor([1e30, 0.0])).item() == 0.0
+@pytest.mark.parametrize(
+    ("temperature", "second", "entropy"),
+    [
+        (1.0, 3 / 4, [0.6931472, 0.5623351]),  # ln 2, and -(3/4 ln 3/4 + 1/4 ln 1/4) = 0.2157616 + 0.3465736
+        # ln 3 / 0.5 = ln 9: probabilities 9/10, 1/10; entropy 0.9 ln(10/9) + 0.1 ln 10 = 0.0948245 + 0.2302585
+        (0.5, 0.9, [0.6931472, 0.3250830]),
+    ],
+)
+def test_log_probs_and_entropy_by_hand(temperature, second, entropy):
+    result = get_response_log_probs(model, torch.tensor([[2, 3]]), LABELS, True, temperature=temperature)
+    assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(second)])]
+    assert result["token_entropy"].tolist() == [pytest.approx(entropy)]
+    plain = get_response_log_probs(model, torch.tensor([[2, 3]]), LABELS, temperature=temperature)
+    assert list(plain) == ["log_probs"]
+    assert torch.equal(plain["log_probs"], result["log_probs"])
+    assert compute_entropy(LOGITS / temperature).tolist() == [pytest.approx(entropy)]
 
 
 def test_a_token_that_cannot_be_sampled_adds_nothing_to_value_or_gradient():
     logits = torch.tensor([1.0, 2.0, -math.inf], requires_grad=True)
     kept = torch.tensor([1.0, 2.0], requires_grad=True)
     entropy, expected = compute_entropy(logits), compute_entropy(kept)
+    assert compute_entropy(torch.tensor([1e30, 0.0])).item() == 0.0
     assert entropy.item() == pytest.approx(expected.item())
     (gradient,) = torch.autograd.grad(entropy, logits)
     (expected_gradient,) = torch.autograd.grad(expected, kept)
@@ -53,38 +55,6 @@ def test_entropy_gradient_is_that_of_the_definition():
     log_p = logits.log_softmax(-1)
     (expected,) = torch.autograd.grad(-(log_p.exp() * log_p).sum(), logits)
     assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
-
-
-def test_log_probs_by_hand():
-    result = get_response_log_probs(model, LABELS, LABELS)
-    assert list(result) == ["log_probs"]
-    assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(3 / 4)])]
-
-
-def test_entropy_comes_when_asked_for():
-    result = get_response_log_probs(model, LABELS, LABELS, return_token_entropy=True)
-    assert sorted(result) == ["log_probs", "token_entropy"]
-    assert result["token_entropy"].tolist() == [pytest.approx([0.6931472, 0.5623351])]
-
-
-def test_temperature_shapes_log_probs_and_entropy():
-    # ln 3 / 0.5 = ln 9: probabilities 9/10, 1/10; entropy 0.9 ln(10/9) + 0.1 ln 10 = 0.0948245 + 0.2302585
-    result = get_response_log_probs(model, LABELS, LABELS, True, temperature=0.5)
-    assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
-    assert result["token_entropy"].tolist() == [pytest.approx([0.6931472, 0.3250830])]
-    assert select(log_softmax(LOGITS, 0.5), LABELS).tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
-
-
-def test_the_model_gets_the_input_ids():
-    seen = []
-
-    def recording(input_ids):
-        seen.append(input_ids.tolist())
-        return SimpleNamespace(logits=torch.zeros(1, 2, 4))
-
-    result = get_response_log_probs(recording, torch.tensor([[2, 3]]), torch.tensor([[3, 0]]))
-    assert seen == [[[2, 3]]]
-    assert result["log_probs"].tolist() == [pytest.approx([-math.log(4)] * 2)]
 
 
 def test_a_transformers_model_and_padding():
@@ -102,18 +72,6 @@ def test_a_transformers_model_and_padding():
         log_probs_padded = get_response_log_probs(llama, padded[:, :-1], padded[:, 1:])["log_probs"]
     assert log_probs.mean().item() == pytest.approx(-mean_loss, abs=1e-6)
     assert log_probs_padded[:, :5].tolist() == [pytest.approx(log_probs[0].tolist(), abs=1e-6)]
-
-
-def test_agrees_with_log_softmax_in_value_and_gradient():
-    random = torch.Generator().manual_seed(1)
-    logits = (torch.randn(3, 5, 11, generator=random) * 5).requires_grad_()
-    labels = torch.randint(0, 11, (3, 5), generator=random)
-    ours = select(log_softmax(logits), labels)
-    expected = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-    assert torch.allclose(ours, expected, rtol=0, atol=2e-6)
-    (gradient,) = torch.autograd.grad(ours.sum(), logits)
-    (expected_gradient,) = torch.autograd.grad(expected.sum(), logits)
-    assert torch.allclose(gradient, expected_gradient, rtol=0, atol=2e-6)
 
 
 def test_half_precision_logits_are_normalised_in_float32():
@@ -158,9 +116,9 @@ def test_one_tensor_of_the_vocabulary_s_size_is_kept_for_backward():
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_bad_temperature_is_refused(temperature):
     with pytest.raises(UserError, match=f"temperature is {temperature}, it must be above 0"):
-        get_response_log_probs(model, LABELS, LABELS, temperature=temperature)
+        log_softmax(LOGITS, temperature)
 
 
 def test_labels_of_another_shape_are_refused():
     with pytest.raises(UserError, match=r"need labels \(1, 2\), got \(1, 3\)"):
-        get_response_log_probs(model, LABELS, torch.zeros(1, 3, dtype=torch.long))
+        select(LOGITS, torch.zeros(1, 3, dtype=torch.long))

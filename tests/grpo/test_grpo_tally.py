@@ -15,14 +15,9 @@ MASK = torch.tensor([[1, 1], [1, 0]])
 def test_mean_and_maximum_over_the_mask():
     tallies = {"mean": mean_tally(VALUES, MASK), "max": max_tally(VALUES, MASK)}
     assert to_metrics(tallies) == {"mean": Metric(3.0, "mean", 3), "max": Metric(5.0, "max", 3)}
-
-
-def test_a_maximum_may_lie_below_zero():
-    assert to_metrics({"x": max_tally(torch.tensor([-3.0, -2.0, 7.0]), torch.tensor([1, 1, 0]))})["x"].value == -2.0
-
-
-def test_a_mean_of_booleans_is_a_fraction():
-    assert to_metrics({"x": mean_tally(torch.tensor([True, False]), torch.ones(2))}) == {"x": Metric(0.5, "mean", 2)}
+    below_zero = max_tally(torch.tensor([-3.0, -2.0, 7.0]), torch.tensor([1, 1, 0]))
+    fraction = mean_tally(torch.tensor([True, False]), torch.ones(2))
+    assert to_metrics({"x": below_zero, "y": fraction}) == {"x": Metric(-2.0, "max", 2), "y": Metric(0.5, "mean", 2)}
 
 
 def test_unequal_microbatches_combine_to_the_whole():

@@ -1,4 +1,4 @@
-"""When two written answers are the same: a line for each rule, and where the truth of it comes from."""
+"""When two written answers are the same, beside the 2,322 pairs of test_maths_judged_pairs: a line for each rule."""
 
 from collections.abc import Iterator
 
@@ -24,164 +24,103 @@ def grader() -> Iterator[AnswerGrader]:
 SAME = [
     ("18", "18", "the same text"),
     (" 18. ", "18", "spaces and a full stop"),
-    ("$18$", "18", "math delimiters"),
-    (r"\(18\)", "18", "math delimiters"),
-    (r"\boxed{18}", "18", "a box"),
     ("**18**", "18", "bold in Markdown"),
-    (r"\$18", "18", "money"),
     ("$18.00", "18", "money with cents"),
     ("-$5", "-5", "money owed"),
-    ("18 dollars", "18", "a unit"),
     (r"18\text{ dollars}", "18", "a unit in LaTeX"),
     (r"24 \mathrm{cm}^3", "24", "a unit with its power"),
     (r"24\text{ m}^3", "24", "a unit of one letter, behind a space"),
     ("60 km/h", "60", "a unit with a slash"),
-    ("9 square units", "9", "a squared unit (refused before: the audit's A1)"),
-    (r"9\text{ square inches}", "9", "a squared unit (A1)"),
-    ("12 in.", "12", "inches (A1)"),
-    ("60 miles per hour", "60", "a rate (A1)"),
-    ("60 per hour", "60 mph", "a rate that leaves out what is counted"),
-    ("45 sec", r"45\text{ seconds}", "a unit by two names (A1)"),
-    ("3 times as many", "3", "a comparison (A1)"),
     ("5 m", "5 meters", "a unit by two names"),
     ("9 cm²", r"9\text{ square centimeters}", "a squared unit by two names"),
     ("12 red marbles", "12 marbles", "one noun is shared"),
-    ("15 units", "15 cm", "units of no name"),
-    (r"3\sqrt{13}\text{ cm}^2", r"3\sqrt{13}", "a unit behind a root (A1)"),
-    (r"36\pi \text{ square inches}", r"36\pi", "a unit behind pi (A1)"),
-    (r"(3,4)\text{ cm}", "(3,4)", "a unit behind a point (A1)"),
-    ("5 cm and 12 cm", "5, 12", "a unit behind each part"),
-    ("3:00 PM", r"\text{3:00 p.m.}", "an hour by two spellings"),
-    ("USD 35", "35", "currency in front"),
     ("1,200 €", "€1200", "currency behind"),
     (r"\$7 per pound", "7 dollars per lb", "a price"),
     ("5 million", "5,000,000", "5 * 10**6"),
     (r"\$3\text{ million}", "3000000 dollars", "3 * 10**6"),
-    ("3 hundred", "300", "3 * 100"),
     ("twenty-one", "21", "a number by its name"),
     (r"0.\overline{3}", "1/3", "3/9 = 1/3"),
     (r"0.1\overline{6}", r"\frac16", "(16 - 1)/90 = 1/6"),
     ("0.1666...", "1/6", "the last digit repeats"),
-    ("10^{-2}", "0.01", "1/100"),
-    (r"\frac\pi3", r"\frac{\pi}{3}", "a fraction without braces"),
-    ("x > 3", r"(3,\infty)", "an inequality and an interval"),
     (r"-1 < x \le 2", "(-1,2]", "an inequality and an interval"),
-    ("x<0 or x>6", r"(-\infty,0)\cup(6,\infty)", "two inequalities and a union"),
-    ("|x|<3", "(-3,3)", "-3 < x < 3"),
     (r"\mathbb{R}", "all real numbers", "all of them"),
-    ("x=3, y=4", "(3,4)", "named coordinates"),
-    ("B and C", "B,C", "a list of letters"),
-    ("(C) 12", "C", "a choice with what it says"),
-    ("Option C", "C", "a choice with the word"),
     ("the third side", "third side", "an article"),
-    (r"201_{\text{five}}", "201_5", "a base by its name"),
     ("(201)_5", "201_5", "brackets around the digits"),
-    ("53_{10}", "53", "base ten"),
     ("5 p.m", "5 p.m.", "the same text but for its dot"),
     ("The answer is 18.", "18", "a lead-in"),
-    ("Final answer: 18", "18", "a lead-in"),
-    ("1,000", "1000", "thousands"),
-    ("1{,}000", "1000", "thousands in LaTeX"),
     (r"10,\!000", "10000", "thousands in LaTeX"),
-    (r"10\,000", "10000", "thousands with a thin space"),
-    ("1,234,567.5", "1234567.5", "thousands and a fraction"),
-    ("0018", "18", "zeros in front"),
     ("\u22125", "-5", "the minus sign of Unicode"),
-    ("- 5", "-5", "a space behind the minus"),
-    ("+5", "5", "a plus sign"),
-    ("1/2", "0.5", "1 : 2 = 0.5"),
     (r"\frac{1}{2}", "0.5", "1 : 2 = 0.5"),
-    (r"\dfrac12", "1/2", "a short fraction"),
     (r"\tfrac{1}2", "1/2", "a half short fraction"),
-    (r"\frac{-1}{2}", r"-\frac{1}{2}", "the sign above the line"),
-    (r"\frac{10}{4}", "2.5", "10 : 4 = 2.5"),
     ("10/4", "5/2", "not in lowest terms"),
     (r"1\frac{1}{2}", "3/2", "1 + 1/2 = 3/2"),
     ("1 1/2", "1.5", "1 + 1/2 = 1.5"),
     (r"-2\frac14", "-2.25", "-(2 + 1/4) = -2.25"),
-    ("1.5e3", "1500", "1.5 * 1000"),
     (r"1.5 \times 10^{3}", "1500", "1.5 * 1000"),
     (r"2.5\cdot10^{-1}", "1/4", "2.5 / 10"),
     (r"50\%", "50", "a percent sign left out"),
-    ("50%", "0.5", "50 / 100 = 0.5"),
     ("0.5", r"50\%", "50 / 100 = 0.5"),
-    ("50 percent", "50%", "the word"),
-    (r"90^\circ", "90", "degrees"),
     ("90°", r"90^{\circ}", "degrees"),
-    ("90 degrees", "90", "degrees"),
-    ("0.333333", "1/3", "six digits of 1/3"),
     ("0.6666667", r"\frac{2}{3}", "seven digits of 2/3, rounded up"),
-    ("x=5", "5", "a value with its name"),
-    ("5", "x = 5", "a value with its name"),
     (r"x \in [1,2]", "[1,2]", "a set with its name"),
     ("(1,2)", r"\left( 1, 2 \right)", "a point"),
     ("(1/2, 3)", "(0.5,3)", "equal coordinates"),
     ("2, 1", "1,2", "a list has no order"),
     (r"\{1,2\}", "2,1", "braces may be left out"),
-    ("{1,2}", r"\{1,2\}", "braces without backslashes"),
-    ("1 and 2", "1, 2", "a list with a word"),
     ("x=1 or x=2", "1, 2", "a list of named values"),
     ("[0, 1)", "[0,1)", "a half-open interval"),
     (r"(-\infty,2]\cup(3,\infty)", r"(-\infty, 2] \cup (3, ∞)", "infinity as one character"),
     (r"\text{Tuesday}", "tuesday", "a word"),
     ("x < 2", "2 > x", "an inequality turned round"),
-    ("(B)", "B", "a choice"),
-    (r"\textbf{(B)}", "B", "a choice"),
-    ("11_{2}", "11_2", "needless braces"),
-    (r"2\sqrt3", r"2\sqrt{3}", "left out braces"),
+    ("35km", "35 kilometers", "a unit without a space"),
+    ("64 units cubed", "64 cubic units", "a cubed unit"),
+    ("9 in^2", "9 sq in", "a squared unit by two names"),
+    ("75¢", "75 cents", "currency behind"),
+    ("5 pounds", "5 gbp", "a unit of two meanings"),
+    ("20 degrees celsius", "20 degrees", "a scale that is left out"),
+    ("9 square units", "9 cm^2", "a squared unit of no name"),
+    ("50%", "50 percent", "the word"),
+    (r"2.\bar4", "22/9", "(24 - 2)/9"),
+    ("0.121212...", "4/33", "12/99"),
+    ("(02A)_{16}", "2a_{16}", "zeros in front of a numeral"),
+    ("11 base two", "11_2", "a base in words"),
+    (r"2 > x \ge -1", "[-1,2)", "an inequality from right to left"),
+    ("x=1 or x=2", "2, 1", "named values"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "spaces in a matrix"),
 ]
 OTHER = [
     ("", "18", "nothing"),
     (" . ", "18", "nothing"),
-    ("19", "18", "19 is not 18"),
     ("-18", "18", "the sign"),
-    ("180", "18", "ten times as much"),
-    ("1.8", "18", "a tenth"),
     ("18.000001", "18", "a whole number is exact"),
     ("1,00", "100", "no thousands: a list of 1 and 00"),
-    ("1/2", "0.6", "0.5 is not 0.6"),
     ("0.33", "1/3", "too few digits"),
     ("0.333334", "1/3", "the last digit"),
     ("50%", "5", "neither 50 nor 0.5"),
-    ("50", "0.5", "no percent sign"),
-    ("18 or 19", "18", "two answers for one"),
     (r"18 \text{ or } 19", "18", "two answers for one"),
     ("18, 19", "18", "two answers for one"),
-    ("18, 18", "18", "two answers for one"),
     ("1, 3", "1, 2", "another list"),
-    ("1, 2, 3", "1, 2", "one too many"),
     ("1, 1, 2", "1, 2, 2", "counted"),
     ("(1,2)", "(2,1)", "a point has an order"),
     ("(1,2)", "[1,2]", "open and closed"),
     ("[0,1)", "[0,1]", "half open and closed"),
-    ("(1,2,3)", "(1,2)", "a longer tuple"),
     ("listen", "silent", "the same letters: algebra would see equal products"),
-    ("Monday", "Tuesday", "another word"),
-    ("201_7", "201_5", "another base (equal before: the audit's A4)"),
-    ("201", "201_5", "base ten (A4)"),
     ("5 km", "5 m", "another unit"),
+    ("5 apples", "5 pears", "another noun"),
+    ("9 square units", "9 cm^3", "another power"),
+    ("6, 8 inches", "6", "a list"),
+    ("0.12...", "12/99", "nothing repeats"),
     (r"12\text{ hours}", "12 minutes", "another unit"),
     (r"\$7", "7 cents", "another unit"),
     ("$7", "7€", "another currency"),
     ("9 lb", "£9", "weight and money"),
-    ("9 cm^2", "9 cm", "another power of a unit"),
-    ("60 miles", "60 miles per hour", "no rate"),
     (r"3\sqrt{2}\text{ cm}", r"3\sqrt{2}\text{ m}", "another unit behind a root"),
     ("5 km, 3 km", "5 m, 3 m", "another unit behind each part"),
     ("20°C", "20°F", "another scale"),
-    (r"90\%", r"90^\circ", "percent and degrees"),
     ("3:00 a.m.", "3:00 p.m.", "another half of the day"),
-    ("5 million", "5", "a word that multiplies"),
     ("0.3", r"0.\overline{3}", "3/10 is not 1/3"),
-    (r"x \ge 3", r"(3,\infty)", "closed and open"),
     (r"\{4,5\}", "(4,5)", "a set and a point"),
-    ("x=3, y=4", "(4,3)", "named coordinates, turned round"),
-    ("1,000,00", "1,000,000", "a list and a number"),
     ("(A) or (B)", "A", "two choices for one"),
-    ("odd", "7", "a word for a number"),
-    ("72 thousand", "72", "a word that changes the number"),
-    ("(A)", "B", "another choice"),
 ]
 
 
@@ -196,6 +135,7 @@ def test_told_without_algebra(pairs: list[tuple[str, str, str]], agree: bool) ->
 EQUAL_BY_ALGEBRA = [
     ("(x+1)^2", "x^2+2x+1", "binomial theorem"),
     ("x**2 + 2*x + 1", "(x+1)^2", "as programs write it"),
+    ("sin(x)", r"\sin x", "as programs write it"),
     (r"\sqrt{8}", r"2\sqrt{2}", "8 = 4 * 2"),
     ("sqrt(8)", r"2\sqrt2", "8 = 4 * 2"),
     (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}", "1/3**0.5 = 3**0.5/3"),
@@ -220,6 +160,11 @@ EQUAL_BY_ALGEBRA = [
     ("16 - 3 - 4", "9", "worked out"),
 ]
 UNEQUAL_BY_ALGEBRA = [
+    ("5 " + "a" * 61, "5", "no unit is so long"),
+    ("2 hours 30 minutes", "2", "two units"),
+    ("7 dozen", "7", "a word that multiplies"),
+    ("x>3", "y>3", "another variable"),
+    ("1<x>3", "(1,3)", "no chain"),
     ("5 6", "56", "two numbers"),
     (r"\cos 60", r"\cos 60^\circ", "radians and degrees"),
     ("(x+1)^2", "x^2+1", "2x is missing"),
@@ -265,12 +210,10 @@ def test_what_is_not_read_as_a_number() -> None:
 
 
 def test_the_largest_numbers_are_exact() -> None:
-    largest = read_number("9" * MAX_DIGITS)
+    largest, smallest = read_number("9" * MAX_DIGITS), read_number(f"1e-{MAX_EXPONENT}")
     assert largest is not None
-    assert largest.value == 10**MAX_DIGITS - 1
-    exponent = read_number(f"1e-{MAX_EXPONENT}")
-    assert exponent is not None
-    assert exponent.value * 10**MAX_EXPONENT == 1
+    assert smallest is not None
+    assert (largest.value, smallest.value * 10**MAX_EXPONENT) == (10**MAX_DIGITS - 1, 1)
 
 
 def test_a_long_answer_is_wrong_unread() -> None:
@@ -280,25 +223,18 @@ def test_a_long_answer_is_wrong_unread() -> None:
 
 # ---- parts
 
-
-@pytest.mark.parametrize(
-    ("text", "brackets", "parts"),
-    [
-        ("(1, 2)", "()", ("1", "2")),
-        ("[0,1)", "[)", ("0", "1")),
-        (r"\{1, \{2, 3\}\}", "{}", ("1", r"\{2, 3\}")),
-        ("1, (2, 3)", "", ("1", "(2, 3)")),
-        ("(1,2),(3,4)", "", ("(1,2)", "(3,4)")),
-        (r"\frac{1,2}{3}, 4", "", (r"\frac{1,2}{3}", "4")),
-    ],
-)
-def test_lists_are_split_at_their_own_commas(text: str, brackets: str, parts: tuple[str, ...]) -> None:
-    assert split_parts(text) == (brackets, parts)
+LISTS = [
+    ("(1, 2)", "()", ("1", "2")),
+    (r"\{1, \{2, 3\}\}", "{}", ("1", r"\{2, 3\}")),
+    ("(1,2),(3,4)", "", ("(1,2)", "(3,4)")),
+    (r"\frac{1,2}{3}, 4", "", (r"\frac{1,2}{3}", "4")),
+]
+NO_LISTS = ["1", "(1)", "1,,2", ",", "(,)", "((1,2)", ", ".join("1" * 31)]
 
 
-@pytest.mark.parametrize("text", ["1", "(1)", "1,,2", ",", "(,)", "((1,2)", ", ".join("1" * 31)])
-def test_what_is_no_list(text: str) -> None:
-    assert split_parts(text) is None
+def test_lists_are_split_at_their_own_commas() -> None:
+    assert [split_parts(text) for text, _, _ in LISTS] == [(brackets, parts) for _, brackets, parts in LISTS]
+    assert [text for text in NO_LISTS if split_parts(text) is not None] == []
 
 
 def test_normalising_twice_changes_nothing() -> None:

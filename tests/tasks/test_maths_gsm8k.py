@@ -62,40 +62,17 @@ def other_numbers(truth: str) -> set[str]:
 
 def other_texts(truth: str) -> set[str]:
     """Return what is no answer, although it holds the right number, or no number at all."""
-    around = (
-        "{0} or {0}1",
-        "{0}, {0}",
-        "{0} thousand",
-        "1{0}/2{0}",
-        "{0}x",
-        "not {0}",
-        "{0} + 1",
-        "-({0})",
-        "",
-    )
+    around = ("{0} or {0}1", "{0}, {0}", "{0} thousand", "1{0}/2{0}", "{0}x", "not {0}", "{0} + 1", "-({0})", "")
     return {text.format(truth.replace(",", "")) for text in around}
 
 
-def test_the_test_set_is_whole(problems: tuple[Prompt, ...], request: pytest.FixtureRequest) -> None:
-    assert len(problems) == {"sample": 16, "test set": 1319}[request.node.callspec.params["problems"]]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_right_answer_is_accepted_without_algebra(problems: tuple[Prompt, ...], way: str) -> None:
+def test_every_right_answer_is_accepted_without_algebra(problems: tuple[Prompt, ...]) -> None:
     grader = AnswerGrader()
-    whole = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
-    for problem in problems:
-        written = way.format(problem.ground_truth)
-        assert r1_zero_reward_fn(r1_zero(written), problem.ground_truth, agree=grader) == whole, written
+    right = [(way.format(problem.ground_truth), problem.ground_truth) for problem in problems for way in WAYS]
+    assert [pair for pair in right if r1_zero_reward_fn(r1_zero(pair[0]), pair[1], agree=grader)["reward"] != 1.0] == []
     assert grader.symbolic.counts.started == 0
-
-
-def test_every_solution_of_the_file_itself_is_accepted(problems: tuple[Prompt, ...]) -> None:
-    for problem in problems:
-        assert (
-            question_only_reward_fn(f"So much for it.\n#### {problem.ground_truth}", problem.ground_truth)["reward"]
-            == 1.0
-        )
+    truths = [problem.ground_truth for problem in problems]
+    assert [truth for truth in truths if question_only_reward_fn(f"So.\n#### {truth}", truth)["reward"] != 1.0] == []
 
 
 def test_every_perturbed_answer_is_rejected(problems: tuple[Prompt, ...]) -> None:

@@ -44,37 +44,15 @@ def test_a_repeated_problem_is_kept_once(tmp_path: Path) -> None:
     assert ([prompt.text for prompt in read.prompts], read.repeated) == ([MATH["problem"], "p"], 1)
 
 
-def test_white_space_around_a_problem_makes_no_other_problem(tmp_path: Path) -> None:
-    rows = [{"problem": text, "answer": "1"} for text in ("p", " p\n", "q", "r")]
-    task = MathsTask(write(tmp_path, *rows), validation_fraction=0.3)
-    assert sorted(prompt.text.splitlines()[-2] for prompt in (*task.train_prompts, *task.validation_prompts)) == [
-        "User: p",
-        "User: q",
-        "User: r",
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "not JSON: Expecting property name enclosed in double quotes at column 2 of '{'"),
-        ("[1]", "it is a list, not an object: '[1]'"),
-        ('{"problem": ' + "[" * 100_000, "not usable JSON: "),
         ('{"problem": "q"}', "no field 'answer'; it has 'problem'"),
         ('{"question": "q", "answer": "#### 1"}', "no field 'problem'; it has 'question', 'answer'"),
-        ('{"problem": " ", "answer": "1"}', "the field 'problem' is empty"),
         ('{"problem": "q", "answer": " "}', "the answer has 0 characters; it must have 1 to 1000"),
         ('{"problem": "q", "answer": ["1", "2"]}', "the field 'answer' is no text and no number: ['1', '2']"),
-        ('{"problem": "q", "answer": NaN}', "the field 'answer' is nan, no finite number"),
-        ('{"problem": "q", "answer": -1e999}', "the field 'answer' is -inf, no finite number"),
-        (
-            '{"problem": " What is half of one?\\n", "answer": "2"}',
-            "the prompt 'What is half of one?' has the answer '",
-        ),
         ('{"problem": "q", "answer": true}', "the field 'answer' is no text and no number: True"),
         (r'{"problem": "q", "solution": "\\boxed{1"}', r"no \boxed{...} that is closed again in the field 'solution'"),
-        ('{"problem": "q", "problem": "r", "answer": "1"}', "the field 'problem' comes twice"),
-        ('{"problem": "q\\ud800", "answer": "1"}', "the field 'problem' holds half of a surrogate pair"),
         (
             '{"problem": "What is half of one?", "answer": "2"}',
             "the prompt 'What is half of one?' has the answer '\\\\frac",
@@ -91,21 +69,6 @@ def test_a_bad_line_is_told_with_its_number(tmp_path: Path, line: str, what: str
 def test_a_gsm8k_answer_needs_its_hashes(tmp_path: Path) -> None:
     error = refused(write(tmp_path, GSM8K, {"question": "q", "answer": "5"}))
     assert error.what == "1 of 2 lines are bad\n  line 2: no #### in the field 'answer', behind which the answer stands"
-
-
-def test_bytes_that_are_no_utf8_are_one_bad_line(tmp_path: Path) -> None:
-    file = write(tmp_path, MATH)
-    file.write_bytes(file.read_bytes() + b'{"problem": "\xff"}\n{}\n')
-    assert refused(file).what == (
-        "2 of 3 lines are bad\n  line 2: byte 14 of the line (0xff) is not UTF-8\n"
-        "  line 3: no field 'problem'; it has no field at all"
-    )
-
-
-def test_the_first_ten_of_many_bad_lines_are_named(tmp_path: Path) -> None:
-    told = refused(write(tmp_path, MATH, *["{}"] * 12)).what.splitlines()
-    assert told[0] == "12 of 13 lines are bad"
-    assert [line.partition(":")[0].strip() for line in told[1:]] == [*(f"line {n}" for n in range(2, 12)), "and 2 more"]
 
 
 def test_a_file_of_neither_format_is_refused(tmp_path: Path) -> None:
@@ -160,16 +123,15 @@ def test_an_unknown_template_is_refused() -> None:
 # ---- every problem of the sample
 
 
-@pytest.mark.parametrize("file", ["gsm8k_sample.jsonl", "math_sample.jsonl"])
-def test_each_right_answer_is_accepted_and_each_other_one_rejected(file: str) -> None:
-    """The answers of a file's other problems are wrong ones, unless two problems have the same answer."""
-    problems = read_problems(DATA / file).prompts
-    answers = [problem.ground_truth for problem in problems]
-    assert len(set(answers)) == len(answers)
+def test_each_right_answer_is_accepted_and_those_of_other_problems_are_rejected() -> None:
+    truths = [problem.ground_truth for problem in read_problems(DATA / "math_sample.jsonl").prompts]
+    assert len(set(truths)) == len(truths)
     grader = AnswerGrader(NEVER_S)
-    for truth in answers:
-        responses = {answer: f"Thoughts. </think> <answer> {answer} </answer>" for answer in answers}
-        rewards = {answer: r1_zero_reward_fn(text, truth, agree=grader) for answer, text in responses.items()}
-        assert {answer for answer, parts in rewards.items() if parts["reward"] == 1.0} == {truth}
-        assert all(parts["format_reward"] == 1.0 for parts in rewards.values())
+    pairs = [(truths[(at + by) % len(truths)], truth, by == 0) for at, truth in enumerate(truths) for by in range(4)]
+    rewards = [
+        r1_zero_reward_fn(f"Thoughts. </think> <answer> {answer} </answer>", truth, agree=grader)
+        for answer, truth, _ in pairs
+    ]
     grader.close()
+    judged = [(parts["format_reward"], parts["reward"]) for parts in rewards]
+    assert [pair for pair, found in zip(pairs, judged, strict=True) if found != (1.0, float(pair[2]))] == []

@@ -38,15 +38,12 @@ def test_r1_zero_is_the_text_of_its_source_letter_for_letter() -> None:
     14046dcaa53d47b3a5e3217c63e649d8862147d9.
     """
     template = prompt_template("r1_zero")
+    assert prompt_template("question_only").render("What is 1 + 1?\n") == "What is 1 + 1?"
     assert template.sha256 == "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
     assert template.text.startswith("A conversation between User and Assistant. The User asks a question, and the ")
     assert template.render(" What is {1} + {question}? ").endswith(
         "<answer> answer here </answer>.\nUser: What is {1} + {question}?\nAssistant: <think>"
     )
-
-
-def test_question_only_is_the_question() -> None:
-    assert prompt_template("question_only").render("What is 1 + 1?\n") == "What is 1 + 1?"
 
 
 def test_arithmetic_keeps_the_prompt_that_its_warm_start_was_taught_with() -> None:
@@ -119,8 +116,5 @@ def test_a_task_asks_through_an_own_template_and_finds_answers_as_it_is_told(tmp
     with pytest.raises(UserError) as caught:
         MathsTask(DATA / "gsm8k_sample.jsonl", prompt=file)
     assert caught.value.where == "task.reward"
-
-
-def test_a_template_of_the_package_may_be_graded_the_other_way() -> None:
-    task = MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r1_zero", reward="question_only")
-    assert (task.stop, task.reward("#### 63", "63")["reward"]) == ((), 1.0)
+    other_way = MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r1_zero", reward="question_only")
+    assert (other_way.stop, other_way.reward("#### 63", "63")["reward"]) == ((), 1.0)

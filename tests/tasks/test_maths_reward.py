@@ -10,74 +10,62 @@ from harness.tasks.maths.reward import MathsReward, question_only_reward_fn, r1_
 from harness.tasks.scoring import DirectRewards
 
 RIGHT = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
-FORMAT_ONLY = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
-NEITHER = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
 
 
 def never() -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("response", "rewards"),
-    [
-        (" 9*2 is 18 </think> <answer> 18 </answer>", RIGHT),
-        ("</think><answer>18</answer>", RIGHT),
-        ("\n</think>\n\n<answer>\n18\n</answer>", RIGHT),
-        ("</think> <answer>$18$</answer>", RIGHT),
-        (r"</think> <answer>So it is \boxed{18}.</answer>", RIGHT),
-        ("</think> <answer>18</answer> <answer>19</answer>", RIGHT),
-        ("</think> <answer>18</answer></think> <answer>19</answer>", RIGHT),
-        ("<answer>19</answer> </think> <answer>18</answer>", RIGHT),
-        ("</think> <answer>19</answer>", FORMAT_ONLY),
-        ("</think> <answer></answer>", FORMAT_ONLY),
-        ("</think> <answer><answer>18</answer>", FORMAT_ONLY),
-        ("</think> <answer>18 or 19</answer>", FORMAT_ONLY),
-        ("</think> <answer>19</answer> <answer>18</answer>", FORMAT_ONLY),
-        ("", NEITHER),
-        ("18", NEITHER),
-        (r"\boxed{18}", NEITHER),
-        ("<answer>18</answer>", NEITHER),
-        ("</think> 18", NEITHER),
-        ("</think> <answer>18", NEITHER),
-        ("</think> so <answer>18</answer>", NEITHER),
-        ("</THINK> <ANSWER>18</ANSWER>", NEITHER),
-        ("</answer> </think> <answer>18", NEITHER),
+R1_ZERO = {
+    1.0: [
+        " 9*2 is 18 </think> <answer> 18 </answer>",
+        "\n</think>\n\n<answer>\n18\n</answer>",
+        r"</think> <answer>So it is \boxed{18}.</answer>",
+        "</think> <answer>18</answer> <answer>19</answer>",
+        "</think> <answer>18</answer></think> <answer>19</answer>",
+        "<answer>19</answer> </think> <answer>18</answer>",
     ],
-)
-def test_r1_zero_rewards(response: str, rewards: dict[str, float]) -> None:
-    assert r1_zero_reward_fn(response, "18") == rewards
+    0.0: [  # but in the format
+        "</think> <answer>19</answer>",
+        "</think> <answer></answer>",
+        "</think> <answer><answer>18</answer>",
+        "</think> <answer>18 or 19</answer>",
+        "</think> <answer>19</answer> <answer>18</answer>",
+    ],
+    None: [
+        *("", "18", r"\boxed{18}", "<answer>18</answer>", "</think> 18", "</think> <answer>18"),
+        *("</think> so <answer>18</answer>", "</THINK> <ANSWER>18</ANSWER>", "</answer> </think> <answer>18"),
+    ],
+}
+QUESTION_ONLY = {
+    1.0: [
+        r"So it is $\boxed{18}$.",
+        r"\boxed{17}? No: \boxed{18}",
+        r"It is \boxed 18",
+        "9 eggs, 2 dollars each.\n#### 18",
+        "The answer is 18. I hope that 20 people agree.",
+        *("**Answer:** 18", "The answer is **18**.", "**Answer: 18**", "The answer is *18*.", "__Answer__: $18"),
+        "The answer is **18 sq. cm**. So it is.",
+        "First 16 - 7 = 9.\nShe makes 9 * 2 = $18 a day.",
+    ],
+    0.0: [
+        *("The answer is **18** or **19**.", "The answer is 2**18.", "The answer is 3*6*18*2.", "The answer is 19."),
+        *(r"The answer is 18, or rather \boxed{19}", "It might be 18 or 19"),
+    ],
+    None: ["18\nI do not know.", r"The answer is 18: \boxed{18", ""],
+}
 
 
 @pytest.mark.parametrize(
-    ("response", "rewards"),
-    [
-        (r"So it is $\boxed{18}$.", RIGHT),
-        (r"\boxed{17}? No: \boxed{18}", RIGHT),
-        (r"It is \boxed 18", RIGHT),
-        ("9 eggs, 2 dollars each.\n#### 18", RIGHT),
-        ("The answer is 18. I hope that 20 people agree.", RIGHT),
-        ("**Answer:** 18", RIGHT),
-        ("The answer is **18**.", RIGHT),  # this and the next two were lost before: the audit's A2
-        ("Answer: **18**", RIGHT),
-        ("**Answer: 18**", RIGHT),
-        ("The answer is *18*.", RIGHT),
-        ("__Answer__: $18", RIGHT),
-        ("The answer is **18 sq. cm**. So it is.", RIGHT),
-        ("The answer is **18** or **19**.", FORMAT_ONLY),
-        ("The answer is 2**18.", FORMAT_ONLY),
-        ("The answer is 3*6*18*2.", FORMAT_ONLY),
-        ("First 16 - 7 = 9.\nShe makes 9 * 2 = $18 a day.", RIGHT),
-        (r"The answer is 18, or rather \boxed{19}", FORMAT_ONLY),
-        ("The answer is 19.", FORMAT_ONLY),
-        ("It might be 18 or 19", FORMAT_ONLY),
-        ("18\nI do not know.", NEITHER),
-        (r"The answer is 18: \boxed{18", NEITHER),
-        ("", NEITHER),
-    ],
+    ("reward_fn", "responses"), [(r1_zero_reward_fn, R1_ZERO), (question_only_reward_fn, QUESTION_ONLY)]
 )
-def test_question_only_rewards(response: str, rewards: dict[str, float]) -> None:
-    assert question_only_reward_fn(response, "18") == rewards
+def test_where_the_answer_is_looked_for(reward_fn, responses: dict[float | None, list[str]]) -> None:
+    """By their reward; None: not in the format."""
+    wrong = []
+    for reward, texts in responses.items():
+        expected = {"reward": reward or 0.0, "format_reward": float(reward is not None), "answer_reward": reward or 0.0}
+        wrong += [text for text in texts if reward_fn(text, "18") != expected]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -114,23 +102,22 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:12])
-def test_a_megabyte_is_searched_in_one_pass(text: str) -> None:
+def test_a_megabyte_is_searched_in_one_pass() -> None:
     """Twice the text costs about twice the time, not four times; the least of some turns is compared."""
 
     def seconds(repeated: str) -> float:
-        least = float("inf")
-        for _ in range(5):
+        turns = []
+        for _ in range(4):
             began = time.process_time()
             for look in (tagged_answer, boxed_answer, stated_answer):
                 look(repeated)
-            least = min(least, time.process_time() - began)
-        return least
+            turns.append(time.process_time() - began)
+        return min(turns)
 
-    assert seconds(text * 2) < 3 * seconds(text) + 0.05
+    assert [text[:12] for text in LONG if seconds(text * 2) >= 3 * seconds(text) + 0.05] == []
 
 
-def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -> None:
+def test_closing_ends_the_process_the_next_answer_starts_another_and_none_is_pickled() -> None:
     reward = MathsReward("r1_zero")
     reward.grader.symbolic.timeout_s = 600.0
     rewards = DirectRewards(reward, never)
@@ -138,15 +125,7 @@ def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -
     rewards.close()
     rewards.close()
     assert rewards([r"</think> <answer>\sqrt{9}</answer>"], "3") == [RIGHT]
-    assert reward.grader.symbolic.counts.started == 2
-    rewards.close()
-
-
-def test_the_reward_pickles_without_its_process() -> None:
-    reward = MathsReward("question_only")
-    reward.grader.symbolic.timeout_s = 600.0
-    assert reward(r"\boxed{\sqrt{4}}", "2") == RIGHT
     copied = pickle.loads(pickle.dumps(reward))
-    assert copied.grader.symbolic.counts.started == 0
-    assert copied(r"\boxed{2}", "2") == RIGHT
-    reward.close()
+    assert (reward.grader.symbolic.counts.started, copied.grader.symbolic.counts.started) == (2, 0)
+    assert copied("</think> <answer>2</answer>", "2") == RIGHT
+    rewards.close()

@@ -5,23 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
-from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, AnswerGrader, SymbolicComparer, as_latex
+from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, AnswerGrader, SymbolicComparer
 
 NEVER_S = 600.0  # a limit that no test reaches
-BOMBS = [
-    r"9^{9^{9^9}}",
-    pytest.param("(10^9)!", marks=pytest.mark.slow),
-    pytest.param(r"\sum_{k=1}^{10^9} \frac{1}{k^k}", marks=pytest.mark.slow),
-    r"\operatorname{eye}(10^6)",
-]
+BOMBS = [r"9^{9^{9^9}}", r"\operatorname{eye}(10^6)"]
 """Each would keep a computer algebra system busy for hours, or eat all memory."""
 
 
@@ -58,19 +53,17 @@ def ends(pid: int) -> bool:
     return not is_alive(pid)
 
 
-def test_one_process_answers_all_and_an_answer_that_comes_again_is_remembered(make) -> None:
-    comparer = make()
+def test_one_process_answers_all_remembers_knows_no_secret_and_goes_with_the_comparer(monkeypatch) -> None:
+    monkeypatch.setenv("HARNESS_SECRET", "secret")
+    held = b"x" * (600 << 20)  # a child begins with its parent's peak in ru_maxrss: it must not cost it its place
+    comparer = SymbolicComparer(NEVER_S)
     assert [comparer(text, "2") for text in (r"\sqrt{4}", r"\sqrt{9}", r"\sqrt{4}")] == [True, False, True]
-    counts = comparer.counts
-    assert (counts.started, counts.asked, counts.remembered) == (1, 2, 1)
-
-
-def test_a_large_parent_does_not_cost_the_process_after_each_answer(make) -> None:
-    held = b"x" * (600 << 20)  # a child begins with its parent's peak in ru_maxrss
-    comparer = make()
-    assert comparer(r"\sqrt{8}", r"2\sqrt{2}")
-    assert comparer(r"\sqrt{18}", r"3\sqrt{2}")
-    assert (len(held), comparer.counts.started) == (600 << 20, 1)
+    counts, pid = comparer.counts, pid_of(comparer)
+    assert (len(held), counts.started, counts.asked, counts.remembered) == (600 << 20, 1, 2, 1)
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    del comparer
+    gc.collect()
+    assert not is_alive(pid)
 
 
 def test_no_process_is_started_before_it_is_needed() -> None:
@@ -79,28 +72,36 @@ def test_no_process_is_started_before_it_is_needed() -> None:
     assert grader.symbolic.counts.started == 0
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_wrong_and_the_next_answer_right(make, bomb: str) -> None:
+@pytest.mark.parametrize(
+    "bombs", [BOMBS, pytest.param(["(10^9)!", r"\sum_{k=1}^{10^9} \frac{1}{k^k}"], marks=pytest.mark.slow)]
+)
+def test_a_bomb_is_wrong_and_the_next_answer_right(make, bombs: list[str]) -> None:
     """It ends at its limit, or at the end of the memory, or is not understood; never with a reward or a hang."""
     comparer = make(2.0)
-    assert comparer(bomb, "7") is False
+    assert [comparer(bomb, "7") for bomb in bombs] == [False] * 2
     comparer.timeout_s = NEVER_S
     assert comparer(r"\sqrt{49}", "7") is True
 
 
-def test_a_comparison_at_its_limit_costs_its_process(make) -> None:
+def test_a_comparison_at_its_limit_or_a_process_that_dies_costs_one_answer(make) -> None:
     comparer = make()
     assert comparer(r"\sqrt{64}", "8") is True
-    os.kill(pid_of(comparer), signal.SIGSTOP)  # no answer comes, however fast the machine is
+    first = pid_of(comparer)
+    os.kill(first, signal.SIGSTOP)  # no answer comes, however fast the machine is
     comparer.timeout_s = 0.05
     assert comparer(r"\sqrt{49}", "7") is False
-    assert comparer.counts.timed_out == 1
     comparer.timeout_s = NEVER_S
     assert comparer(r"\sqrt{36}", "6") is True
-    assert comparer.counts.started == 2
+    second = pid_of(comparer)
+    os.kill(second, signal.SIGKILL)
+    assert comparer(r"\sqrt{25}", "5") is False
+    assert comparer(r"\sqrt{36}", "-6") is False
+    assert len({first, second, pid_of(comparer)}) == 3
+    counts = comparer.counts
+    assert (counts.timed_out, counts.died, counts.started) == (1, 1, 3)
 
 
-def test_a_response_is_worth_one_comparison_however_many_answers_it_holds(make) -> None:
+def test_a_response_is_worth_one_comparison_however_many_answers_it_holds() -> None:
     grader = AnswerGrader(NEVER_S)
     many = "".join(rf"\boxed{{\sqrt{{{number}}}}} answer is \sqrt{{{number}}} " for number in range(50))
     parts = ", ".join(rf"\sqrt{{{number}}}" for number in range(20))
@@ -113,48 +114,11 @@ def test_a_response_is_worth_one_comparison_however_many_answers_it_holds(make) 
     grader.close()
 
 
-def test_a_process_that_dies_is_replaced(make) -> None:
-    comparer = make()
-    assert comparer(r"\sqrt{49}", "7") is True
-    killed = pid_of(comparer)
-    os.kill(killed, signal.SIGKILL)
-    assert comparer(r"\sqrt{25}", "5") is False
-    assert comparer.counts.died == 1
-    assert comparer(r"\sqrt{36}", "6") is True
-    assert pid_of(comparer) != killed
-
-
-def test_threads_share_one_comparer_and_each_may_have_its_own(make) -> None:
+def test_threads_share_one_comparer(make) -> None:
     shared = make()
-    verdicts: dict[tuple[int, int], bool] = {}
-
-    def compare(thread: int) -> None:
-        for number in range(2, 12):
-            own = shared if thread % 2 else make()
-            verdicts[thread, number] = own(rf"\sqrt{{{number**2}}}", str(number + thread // 2))
-            if own is not shared:
-                break
-
-    threads = [threading.Thread(target=compare, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    # threads 0 and 1 compare the root of n**2 with n, threads 2 and 3 with n + 1
-    assert verdicts == {
-        **{(0, 2): True, (2, 2): False},
-        **{(1, number): True for number in range(2, 12)},
-        **{(3, number): False for number in range(2, 12)},
-    }
-
-
-def test_its_process_goes_with_the_comparer(make) -> None:
-    comparer = SymbolicComparer(NEVER_S)
-    assert comparer(r"\sqrt{49}", "7") is True
-    pid = pid_of(comparer)
-    del comparer
-    gc.collect()
-    assert not is_alive(pid)
+    pairs = [(rf"\sqrt{{{number**2}}}", str(number + extra)) for number in range(2, 12) for extra in (0, 1)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda pair: shared(*pair), pairs)) == [True, False] * 10
 
 
 def test_its_process_ends_with_this_one_even_while_it_works() -> None:
@@ -185,39 +149,12 @@ def test_its_process_ends_with_this_one_even_while_it_works() -> None:
 # ---- what is not even asked
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "",
-        "x" + "+x" * (MAX_SYMBOLIC_CHARS // 2),
-        "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
-        "She sold them",
-        "x \u4e00",
-        "x \x00 y\u200d",
-    ],
-)
-def test_what_is_wrong_without_asking(make, answer: str) -> None:
-    comparer = make()
-    assert comparer(answer, "5") is False
-    assert (comparer.counts.refused, comparer.counts.started) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("plain", "latex"),
-    [
-        ("x**2", "x^2"),
-        ("2*x", r"2\cdot x"),
-        ("sqrt(2)", r"\sqrt{2}"),
-        ("2pi", r"2\pi"),
-        ("sin(x)", r"\sin(x)"),
-        ("x <= 2", r"x \le  2"),
-        ("x=1 or x=2", "x=1, x=2"),
-    ],
-)
-def test_plain_spellings_become_latex(plain: str, latex: str) -> None:
-    asked = as_latex(plain, "y = 1")
-    assert asked is not None
-    assert asked[0] == latex
+def test_what_is_wrong_without_asking(make) -> None:
+    comparer, long = make(), "x" + "+x" * (MAX_SYMBOLIC_CHARS // 2)
+    deep = "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1)
+    answers = ["", long, deep, "She sold them", "x \u4e00", "x \x00 y\u200d"]
+    assert [comparer(answer, "5") for answer in answers] == [False] * 6
+    assert (comparer.counts.refused, comparer.counts.started) == (6, 0)
 
 
 # ---- what the process cannot do
@@ -225,10 +162,10 @@ def test_plain_spellings_become_latex(plain: str, latex: str) -> None:
 CONFINED = "from harness.tasks.maths.symbolic_process import _load, confine\ncompare = _load()\nconfine()\n"
 
 
-def in_the_process(code: str, before: str = CONFINED) -> str:
-    """Return what a confined process prints."""
+def in_the_process(code: str) -> str:
+    """Return what a process of its own prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -236,6 +173,7 @@ def in_the_process(code: str, before: str = CONFINED) -> str:
 ATTEMPTS = [
     "open('written', 'w')",
     "open('written', 'a')",
+    "os.mkdir('folder')",
     "os.open('written', os.O_RDWR)",
     "os.open('written', os.O_RDONLY | os.O_CREAT)",
     "__import__('socket').socket()",
@@ -252,6 +190,9 @@ ATTEMPTS = [
     "exec('import os')",
     "__import__('sympy').sympify('open')",
     "__import__('sympy').sympify('x.__class__')",
+    "bytearray(1 << 30)",
+    "os.getcwd()",
+    r"compare(r'\sqrt{8}', r'2\sqrt{2}')",
 ]
 
 
@@ -260,30 +201,15 @@ def test_what_no_comparison_needs_is_refused() -> None:
     functions = "".join(f"    lambda: {code},\n" for code in ATTEMPTS)
     tries = (
         "import os\n" + CONFINED + f"for attempt in [\n{functions}]:\n"
-        "    try:\n        attempt()\n        print('done')\n"
-        "    except Exception as error:\n        print(type(error).__name__)\n"
+        "    try:\n        print(attempt())\n"
+        "    except BaseException as error:\n        print(type(error).__name__)\n"
     )
-    assert dict(zip(ATTEMPTS, in_the_process(tries, before="").split(), strict=True)) == dict.fromkeys(
-        ATTEMPTS, "Forbidden"
-    )
-
-
-def test_memory_is_bounded_and_no_file_can_be_made() -> None:
-    attempts = (
-        "import os\n"
-        "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print('no memory')\n"
-        "try:\n    os.mkdir('folder')\nexcept BaseException as error:\n    print(type(error).__name__)\n"
-        "try:\n    os.getcwd()\nexcept FileNotFoundError:\n    print('no folder')\n"
-        "print(compare(r'\\sqrt{8}', r'2\\sqrt{2}'))\n"
-    )
-    assert in_the_process(attempts).split("\n") == ["no memory", "Forbidden", "no folder", "True"]
-
-
-def test_little_of_the_environment_is_handed_on(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARNESS_SECRET", "secret")
-    comparer = make()
-    assert comparer(r"\sqrt{49}", "7") is True
-    assert b"secret" not in Path(f"/proc/{pid_of(comparer)}/environ").read_bytes()
+    expected = {
+        **dict.fromkeys(ATTEMPTS, "Forbidden"),
+        **{"bytearray(1 << 30)": "MemoryError", "os.getcwd()": "FileNotFoundError"},
+        r"compare(r'\sqrt{8}', r'2\sqrt{2}')": "True",
+    }
+    assert dict(zip(ATTEMPTS, in_the_process(tries).split(), strict=True)) == expected
 
 
 def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:
@@ -307,14 +233,8 @@ def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:
             "[].__class__",
             "f'{x}'",
         ),
-        *(
-            r"\begin{pmatrix}1&a\\b&2\end{pmatrix}",
-            r"\{1,a\}",
-            "lambda: 1",
-            r"\mathrm{exit}()",
-            r"\gcd(4, 6)",
-            "1;2;import os",
-        ),
+        *(r"\begin{pmatrix}1&a\\b&2\end{pmatrix}", r"\{1,a\}", "lambda: 1", r"\mathrm{exit}()", r"\gcd(4, 6)"),
+        "1;2;import os",
     ]
     code = (
         "import sys, re\n"
@@ -333,4 +253,4 @@ def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:
         "\n"
         "print(len(seen) > 3, sorted(text for text in seen if not re.fullmatch(number, text)))\n"
     )
-    assert in_the_process(code, before="") == "True []"
+    assert in_the_process(code) == "True []"

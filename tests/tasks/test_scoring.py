@@ -18,7 +18,7 @@ from harness.core.errors import Interrupted
 from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
 
-NAME = "failing_reward_under_test"
+NAME = "own_reward_under_test"
 SIGNATURE = "def score(response, truth):\n    "
 NEVER_S = 600.0  # a limit that no test reaches
 
@@ -31,19 +31,9 @@ def never() -> bool:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(write_module: Callable[[str], str]) -> Write:
     """Return a function that writes a module into the current folder, a fresh one, and returns its ``score``."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    known = set(sys.modules)
-
-    def write_module(body: str) -> UserReward:
-        (tmp_path / f"{NAME}.py").write_text(body, encoding="utf-8")
-        return UserReward(f"{NAME}:score")
-
-    yield write_module
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    return lambda body: UserReward(f"{write_module(body)}:score")
 
 
 @pytest.fixture
@@ -91,10 +81,6 @@ def whole(reward: float) -> dict[str, float]:
     return {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
 
 
-def three_lengths(response: str, truth: str) -> dict[str, float]:
-    return {"reward": len(response), "format_reward": len(truth), "answer_reward": 0.0}
-
-
 def two_parts(response: str, truth: str) -> dict[str, float]:
     return {"reward": 1.0, "format_reward": 1.0}
 
@@ -127,55 +113,35 @@ def test_any_text_crosses_as_it_is(make: Make, write: Write) -> None:
     assert [part["reward"] for part in rewards(texts, texts[3])] == [30.0, 31.0, 32.0, 33.0, 34.0]
 
 
-def test_a_function_that_raises_costs_its_group_only(make: Make, write: Write) -> None:
-    rewards = make(write(SIGNATURE + "return 1 / len(response)\n"))
-    assert failure(rewards, "ab", "", "abcd") == (
-        f"response 2 of 3: the reward function {NAME}:score raised ZeroDivisionError: division by zero for the "
-        f"response '' and the ground truth 'truth' ({NAME}.py:2)"
+def test_a_function_that_raises_or_returns_nonsense_costs_its_group_only(make: Make, write: Write) -> None:
+    rewards = make(
+        write(SIGNATURE + "return {'lambda': lambda: 1, 'nan': float('nan')}.get(response, 1 / len(truth))\n")
     )
-    assert rewards(["ab"], "truth") == [whole(0.5)]
-
-
-def test_a_function_that_returns_nonsense_costs_its_group_only(make: Make, write: Write) -> None:
-    rewards = make(write(SIGNATURE + "return {'lambda': lambda: 1, 'nan': float('nan')}.get(response, 0.25)\n"))
-    assert failure(rewards, "", "lambda").startswith(
-        f"response 2 of 2: the reward function {NAME}:score returned <function score.<locals>.<lambda> at"
-    )
-    assert failure(rewards, "nan").startswith(
-        f"response 1 of 1: the reward function {NAME}:score returned nan, as its reward; expected a finite number"
-    )
-    assert rewards([""], "truth") == [whole(0.25)]
-
-
-def test_a_plain_function_may_return_whole_numbers(make: Make) -> None:
-    assert make(three_lengths)(["abc"], "t") == [{"reward": 3.0, "format_reward": 1.0, "answer_reward": 0.0}]
+    name = f"the reward function {NAME}:score"
+    for responses, truth, says in [
+        (("a", "b"), "", f"response 1 of 2: {name} raised ZeroDivisionError: division by zero for the response 'a'"),
+        (("", "lambda"), "t", f"response 2 of 2: {name} returned <function score.<locals>.<lambda> at"),
+        (("nan",), "t", f"response 1 of 1: {name} returned nan, as its reward; expected a finite number"),
+    ]:
+        assert failure(rewards, *responses, truth=truth).startswith(says)
+        assert rewards([""], "four") == [whole(0.25)]
 
 
 @pytest.mark.parametrize(
     ("reward", "response", "says"),
     [
-        (
-            raises,
-            "",
-            "raised ZeroDivisionError: float division by zero, for the response '' and the ground truth 'truth'",
-        ),
-        (exits, "", "raised SystemExit: 0, for the response '' and the ground truth 'truth'"),
+        (raises, "", "raised ZeroDivisionError: float division by zero, for the response ''"),
+        (exits, "", "raised SystemExit: 0, for the response ''"),
         (
             two_parts,
             "",
-            "gave {'reward': 1.0, 'format_reward': 1.0}; expected finite numbers for reward, format_reward, "
-            "answer_reward",
+            "gave {'reward': 1.0, 'format_reward': 1.0}; expected finite numbers for reward, format_reward, ",
         ),
-        (
-            not_finite,
-            "-inf",
-            "gave {'reward': -inf, 'format_reward': 1.0, 'answer_reward': -inf}; expected finite numbers for reward, "
-            "format_reward, answer_reward",
-        ),
+        (not_finite, "-inf", "gave {'reward': -inf, 'format_reward': 1.0, 'answer_reward': -inf}; expected finite"),
     ],
 )
 def test_a_plain_function_that_fails_is_told_apart(make: Make, reward, response: str, says: str) -> None:
-    assert failure(make(reward), response) == f"response 1 of 1: the reward function {says}"
+    assert failure(make(reward), response).startswith(f"response 1 of 1: the reward function {says}")
 
 
 def test_the_failure_pickles() -> None:
@@ -249,20 +215,16 @@ def test_the_start_of_the_process_does_not_count(timed, write: Write) -> None:
 
 @pytest.mark.parametrize(
     ("crash", "how"),
-    [
-        ("os._exit(3)", "ended with exit code 3"),
-        ("os._exit(0)", "ended with exit code 0"),
-        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (Killed)"),
-    ],
+    [("os._exit(0)", "ended with exit code 0"), ("os.kill(os.getpid(), 9)", "was killed by signal 9")],
 )
 def test_a_function_that_takes_its_process_with_it_costs_its_group_only(
     timed, write: Write, crash: str, how: str
 ) -> None:
     rewards = timed(write("import os\n" + SIGNATURE + f"return os.getpid() if response else {crash}\n"))
     (before,) = rewards(["a"], "")
-    assert failure(rewards, "a", "") == (
-        f"response 2 of 2: the process of the reward function {how}, for the response '' and the ground truth 'truth'"
-    )
+    said = failure(rewards, "a", "")
+    assert said.startswith(f"response 2 of 2: the process of the reward function {how}")
+    assert said.endswith("for the response '' and the ground truth 'truth'")
     (after,) = rewards(["a"], "")
     assert before["reward"] != after["reward"]
     assert not is_alive(int(before["reward"]))
@@ -271,10 +233,15 @@ def test_a_function_that_takes_its_process_with_it_costs_its_group_only(
 def test_what_the_function_prints_and_reads_disturbs_nothing(
     timed, write: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rewards = timed(write(SIGNATURE + "print('seen', response)\n    return len(input()) if truth else 0.5\n"))
-    assert rewards(["a", "b"], "") == [whole(0.5), whole(0.5)]
+    """What it prints commands no terminal either, may be long, and need not end its line."""
+    prints = r"print('\x1b[2J\u202e', response, flush=True)" + "\n    print('b', end='', file=sys.stderr, flush=True)\n"
+    rewards = timed(write("import sys\n" + SIGNATURE + prints + "    return len(input()) if truth else 0.5\n"))
+    assert rewards(["a", "a" * 200000], "") == [whole(0.5), whole(0.5)]
     assert "raised EOFError" in failure(rewards, "c")
-    assert capfd.readouterr().out == "seen a\nseen b\nseen c\n"
+    rewards.close()
+    output = capfd.readouterr()
+    seen = [r"\x1b[2J\u202e " + response for response in ("a", "a" * 200000, "c")]
+    assert (output.out.replace("\n", ""), output.err) == ("".join(seen), "bbb\n")
 
 
 WRITES = (
@@ -285,28 +252,20 @@ WRITES = (
 LINK = "def link(fd):\n    return os.readlink(path) if os.path.lexists(path := f'/proc/self/fd/{fd}') else ''\n"
 
 
+NOT_A_NUMBER = b'{"at": [1, 0], "rewards": {"reward": NaN, "format_reward": 1, "answer_reward": 1}}\n'
+
+
 @pytest.mark.parametrize(
     ("forged", "says"),
     [
-        (
-            b'{"at": [1, 7], "rewards": {}}\n',
-            "answered {'at': [1, 7], 'rewards': {}}, and was not asked for it",
-        ),
-        (b"junk\n", "sent b'junk', which is no answer, for the response 'a' and the ground truth 'truth'"),
-        (b"[1, 0]\n", "sent b'[1, 0]', which is no answer, for the response 'a' and the ground truth 'truth'"),
+        (b'{"at": [1, 7], "rewards": {}}\n', "answered {'at': [1, 7], 'rewards': {}}, and was not asked for it"),
+        (b"junk\n", "sent b'junk', which is no answer, for the response 'a'"),
+        (b"[1, 0]\n", "sent b'[1, 0]', which is no answer, for the response 'a'"),
+        (NOT_A_NUMBER, "gave {'reward': nan, 'format_reward': 1, 'answer_reward': 1}; expected finite numbers"),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_refused(timed, write: Write, forged: bytes, says: str) -> None:
-    rewards = timed(write(WRITES.format(forged) + LINK))
-    assert failure(rewards, "a") == f"response 1 of 1: the process of the reward function {says}"
-
-
-def test_forged_numbers_are_checked(timed, write: Write) -> None:
-    forged = b'{"at": [1, 0], "rewards": {"reward": NaN, "format_reward": 1, "answer_reward": 1}}\n'
-    assert failure(timed(write(WRITES.format(forged) + LINK)), "a") == (
-        "response 1 of 1: the reward function gave {'reward': nan, 'format_reward': 1, 'answer_reward': 1}; "
-        "expected finite numbers for reward, format_reward, answer_reward"
-    )
+    assert says in failure(timed(write(WRITES.format(forged) + LINK)), "a")
 
 
 def test_an_answer_too_many_spoils_the_next_group_and_no_reward(timed, write: Write) -> None:
@@ -339,14 +298,6 @@ def test_killing_a_process_twice_closes_nothing_of_others() -> None:
         os.close(descriptor)
 
 
-def test_the_stop_signal_ends_a_function_that_hangs(timed, write: Write) -> None:
-    hangs = "import time\n" + SIGNATURE + "open('called', 'w').close()\n    time.sleep(600)\n"
-    rewards = timed(write(NOTES_PID + hangs), stop=Path("called").exists)
-    with pytest.raises(Interrupted, match="stopped while scoring"):
-        rewards(["a"], "")
-    assert not is_alive(noted_pids()[1])
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -374,32 +325,18 @@ def test_the_import_path_is_this_process_s(timed, write: Write, tmp_path: Path) 
     assert rewards(["a"], "") == [whole(0.75)]
 
 
-def test_what_the_function_has_started_is_killed_with_it(timed, write: Write) -> None:
-    starts = "import subprocess, os\nfirst = not os.path.exists('pids')\n" + NOTES_PID
-    starts += "if not first:\n    with open('sleeper', 'w') as file:\n"
-    starts += "        file.write(str(subprocess.Popen(['sleep', '600']).pid))\n"
-    rewards = timed(write(starts + IGNORES_SIGTERM), timeout_s=0.2)
-    failure(rewards, "a")
-    until_gone([int(Path("sleeper").read_text())])
-
-
 def test_closing_lets_the_process_end_by_itself_and_leaves_nothing_open(write: Write) -> None:
-    reward = write(NOTES_PID + "import atexit\n" + SIGNATURE + "atexit.register(open, 'ended', 'w')\n    return 1.0\n")
+    body = "atexit.register(open, 'ended', 'w')\n    return time.sleep(600 if response else 0) or 1.0\n"
+    reward = write(NOTES_PID + "import atexit, time\n" + SIGNATURE + body)
     before = sorted(os.listdir("/proc/self/fd"))
     rewards = TimedRewards(reward, NEVER_S, never)
-    assert rewards(["a"], "") == [whole(1.0)]
+    assert rewards([""], "") == [whole(1.0)]
     rewards.close()
     rewards.close()
     assert Path("ended").exists()
     assert not is_alive(noted_pids()[1])
-    assert sorted(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_killed_process_leaves_nothing_open(write: Write) -> None:
-    reward = write(IGNORES_SIGTERM)
-    before = sorted(os.listdir("/proc/self/fd"))
-    rewards = TimedRewards(reward, 0.1, never)
-    failure(rewards, "a")
+    killed = TimedRewards(reward, 0.1, never)
+    failure(killed, "a")
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -458,21 +395,22 @@ def score(response, truth):
     ids=["closed", "killed", "ended by itself"],
 )
 def test_what_hides_in_sessions_of_its_own_ends_too(timed, write: Write, end: str, says: str | None) -> None:
-    rewards = timed(write(HIDES.replace("END", end)), stop=Path("hidden").exists if "while" in end else never)
+    hides = write(NOTES_PID + HIDES.replace("END", end))
+    rewards = timed(hides, stop=Path("hidden").exists if "while" in end else never)
     if says is None:
         assert rewards(["a"], "") == [whole(1.0)]
         rewards.close()
     else:
         with pytest.raises((RewardFailed, Interrupted), match=says):
             rewards(["a"], "")
-    until_gone([int(pid) for pid in Path("hidden").read_text().split()])
+    until_gone([int(pid) for pid in Path("hidden").read_text().split()] + noted_pids()[1:])
 
 
 FORKS = """
 import os, time
 
 def score(response, truth):
-    for _ in range(7):
+    for _ in range(5):
         os.fork()  # each of them forks in turn
     with open("forked", "a") as file:
         file.write(f"{os.getpid()}\\n")
@@ -482,7 +420,7 @@ def score(response, truth):
 
 def test_processes_that_fork_and_fork_again_all_end(timed, write: Write) -> None:
     def all_have_begun() -> bool:
-        return Path("forked").exists() and len(Path("forked").read_text().split()) == 2**7
+        return Path("forked").exists() and len(Path("forked").read_text().split()) == 2**5
 
     rewards = timed(write(FORKS), stop=all_have_begun)
     with pytest.raises(Interrupted):
@@ -538,24 +476,6 @@ def test_a_function_that_leaves_the_folder_costs_its_group_and_is_brought_back(m
     assert failure(rewards, "a").startswith("response 1 of 1: the reward function changed the current folder to ")
     assert os.getcwd() == here
     assert rewards([""], "")[0]["reward"] > 0
-
-
-def test_a_function_that_closes_every_file_costs_its_group_only(timed, write: Write) -> None:
-    rewards = timed(write("import os\n" + SIGNATURE + "if response: os.closerange(0, 1000)\n    return 1.0\n"))
-    assert "the process of the reward function ended with exit code" in failure(rewards, "a")
-    assert rewards([""], "") == [whole(1.0)]
-
-
-def test_what_it_prints_commands_no_terminal_and_may_be_long(
-    timed, write: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    prints = r"print('\x1b[2J\u202e', 'a' * 200000, flush=True)" + "\n    print('b', end='', file=sys.stderr)\n"
-    rewards = timed(write("import sys\n" + SIGNATURE + prints + "    return 1.0\n"))
-    assert rewards(["a"], "") == [whole(1.0)]
-    rewards.close()
-    output = capfd.readouterr()
-    assert output.out.replace("\n", "") == r"\x1b[2J\u202e " + "a" * 200000
-    assert output.err == "b\n"
 
 
 def test_a_function_that_prints_for_ever_is_killed_in_time(

@@ -27,23 +27,27 @@ def numbers_of(text: str) -> tuple[int, ...]:
     return tuple(sorted(map(int, re.findall(r"\d+", question[1]))))
 
 
-@pytest.mark.parametrize(
-    ("problem", "question", "columns", "answer"),
-    [
-        (Problem("+", (17, 46)), "What is 17 + 46?", ("7+6=13", "1+4+1=6"), 63),
-        (Problem("+", (52, 31)), "What is 52 + 31?", ("2+1=3", "5+3+0=8"), 83),
-        (Problem("+", (95, 87)), "What is 95 + 87?", ("5+7=12", "9+8+1=18"), 182),
-        (Problem("+", (17, 46, 8)), "What is 17 + 46 + 8?", ("7+6=13", "13+8=21", "1+4+2=7"), 71),
-        (Problem("-", (63, 18)), "What is 63 - 18?", ("13-8=5", "6-1-1=4"), 45),
-        (Problem("-", (63, 52)), "What is 63 - 52?", ("3-2=1", "6-5-0=1"), 11),
-        (Problem("-", (63, 58)), "What is 63 - 58?", ("13-8=5", "6-5-1=0"), 5),
-        (Problem("*", (23, 5)), "What is 23 * 5?", ("3*5=15", "2*5+1=11"), 115),
-        (Problem("*", (12, 3)), "What is 12 * 3?", ("2*3=6", "1*3+0=3"), 36),
-    ],
-)
-def test_problems_by_hand(problem: Problem, question: str, columns: tuple[str, ...], answer: int) -> None:
-    assert (problem.question, worked_columns(problem), problem.answer) == (question, columns, answer)
-    assert worked_response(problem) == f" {', '.join(columns)} </think> <answer> {answer} </answer>"
+BY_HAND = [
+    (Problem("+", (17, 46)), "What is 17 + 46?", ("7+6=13", "1+4+1=6"), 63),
+    (Problem("+", (95, 87)), "What is 95 + 87?", ("5+7=12", "9+8+1=18"), 182),
+    (Problem("+", (17, 46, 8)), "What is 17 + 46 + 8?", ("7+6=13", "13+8=21", "1+4+2=7"), 71),
+    (Problem("-", (63, 52)), "What is 63 - 52?", ("3-2=1", "6-5-0=1"), 11),
+    (Problem("-", (63, 58)), "What is 63 - 58?", ("13-8=5", "6-5-1=0"), 5),
+    (Problem("*", (23, 5)), "What is 23 * 5?", ("3*5=15", "2*5+1=11"), 115),
+]
+SLIPS = [  # every result is one too large; what is carried, and the answer, follow from what stands there
+    (Problem("+", (17, 46)), " 7+6=14, 1+4+1=7 </think> <answer> 74 </answer>"),
+    (Problem("+", (17, 42, 8)), " 7+2=10, 10+8=19, 1+4+1=7 </think> <answer> 79 </answer>"),
+    (Problem("-", (63, 18)), " 13-8=6, 6-1-1=5 </think> <answer> 56 </answer>"),
+    (Problem("*", (23, 3)), " 3*3=10, 2*3+1=8 </think> <answer> 80 </answer>"),
+]
+
+
+def test_problems_by_hand() -> None:
+    for problem, question, columns, answer in BY_HAND:
+        assert (problem.question, worked_columns(problem), problem.answer) == (question, columns, answer)
+        assert worked_response(problem) == f" {', '.join(columns)} </think> <answer> {answer} </answer>"
+    assert [worked_response(problem, lambda result: result + 1) for problem, _ in SLIPS] == [text for _, text in SLIPS]
 
 
 def test_every_worked_column_is_true_and_leads_to_the_answer() -> None:
@@ -52,19 +56,6 @@ def test_every_worked_column_is_true_and_leads_to_the_answer() -> None:
         assert all(value_of(left) == int(result) for left, result in columns)
         ones, tens = int(columns[-2][1]), int(columns[-1][1])
         assert problem.answer == 10 * tens + ones % 10
-
-
-@pytest.mark.parametrize(
-    ("problem", "response"),
-    [  # every result is one too large; what is carried, and the answer, follow from what stands there
-        (Problem("+", (17, 46)), " 7+6=14, 1+4+1=7 </think> <answer> 74 </answer>"),
-        (Problem("+", (17, 42, 8)), " 7+2=10, 10+8=19, 1+4+1=7 </think> <answer> 79 </answer>"),
-        (Problem("-", (63, 18)), " 13-8=6, 6-1-1=5 </think> <answer> 56 </answer>"),
-        (Problem("*", (23, 3)), " 3*3=10, 2*3+1=8 </think> <answer> 80 </answer>"),
-    ],
-)
-def test_what_follows_from_slips_by_hand(problem: Problem, response: str) -> None:
-    assert worked_response(problem, lambda result: result + 1) == response
 
 
 def value_of(text: str) -> int:
@@ -88,30 +79,14 @@ def test_slips_are_as_frequent_as_asked_and_off_by_one() -> None:
     assert abs(sum(error != 0 for error in errors) / len(errors) - 0.3) < 0.04  # 4500 columns: sd 0.007
 
 
-def test_worked_examples_get_every_reward() -> None:
-    task = ArithmeticTask(1, 1)
+def test_reward_is_for_the_right_number_in_the_format() -> None:
     for problem in itertools.islice(problem_stream(1, held_out=False), 300):
-        assert set(task.reward(worked_response(problem), str(problem.answer)).values()) == {1.0}
-
-
-@pytest.mark.parametrize(
-    ("response", "format_reward", "answer_reward"),
-    [
-        (" 7+6=13 </think> <answer> 63 </answer>", 1.0, 1.0),
-        (" </think> <answer>63</answer>", 1.0, 1.0),  # thoughts are not paid for
-        (" 7+6=13 </think> <answer> 53 </answer>", 1.0, 0.0),
-        (" 7+6=13 </think> <answer> 60+3 </answer>", 1.0, 0.0),  # the sum is asked for, not another sum
-        (" 7+6=13 </think> <answer> ?! </answer>", 1.0, 0.0),
-        (" 7+6=13 </think> <answer> 63", 0.0, 0.0),
-        (" 63 </answer>", 0.0, 0.0),
-        ("", 0.0, 0.0),
-    ],
-)
-def test_reward_is_for_the_right_number_in_the_format(
-    response: str, format_reward: float, answer_reward: float
-) -> None:
-    expected = {"reward": answer_reward, "format_reward": format_reward, "answer_reward": answer_reward}
-    assert TASK.reward(response, "63") == expected
+        assert set(TASK.reward(worked_response(problem), str(problem.answer)).values()) == {1.0}
+    assert TASK.reward(" 7+6=13 </think> <answer> 60+3 </answer>", "63") == {  # the sum is asked for, not another sum
+        **{"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
+    }
+    assert TASK.reward(" 7+6=13 </think> <answer> 63", "63")["format_reward"] == 0.0
+    assert TASK.stop == ("</answer>",)
 
 
 def test_no_numbers_of_validation_stand_together_in_training_whatever_the_seeds() -> None:
@@ -159,24 +134,13 @@ def test_splits_are_drawn_from_the_seed_independently_of_each_other() -> None:
         assert len({prompt.text for prompt in prompts}) == len(prompts)
 
 
-def test_responses_end_at_the_answer() -> None:
-    assert TASK.stop == ("</answer>",)
-
-
-@pytest.mark.parametrize(
-    ("counts", "what", "fix"),
-    [
-        ((0, 1), "train_prompts is 0; it must be 1 to 20000", "set task.train_prompts to 1"),
-        ((20_001, 1), "train_prompts is 20001; it must be 1 to 20000", "set task.train_prompts to 20000"),
-        ((1, 2_001), "validation_prompts is 2001; it must be 1 to 2000", "set task.validation_prompts to 2000"),
-    ],
-)
-def test_numbers_out_of_bounds_are_refused(counts: tuple[int, int], what: str, fix: str) -> None:
-    with pytest.raises(UserError) as caught:
-        ArithmeticTask(*counts)
-    assert (caught.value.what, caught.value.fix) == (what, fix)
-
-
-def test_the_most_prompts_there_may_be_can_be_drawn() -> None:
-    task = ArithmeticTask(20_000, 2_000)
-    assert (len(task.train_prompts), len(task.validation_prompts)) == (20_000, 2_000)
+def test_numbers_out_of_bounds_are_refused() -> None:
+    assert len(ArithmeticTask(20_000, 2_000).train_prompts) == 20_000  # the most there may be can be drawn
+    for counts, what, fix in [
+        ((0, 1), "train_prompts is 0; it must be 1 to 20000", "task.train_prompts to 1"),
+        ((20_001, 1), "train_prompts is 20001; it must be 1 to 20000", "task.train_prompts to 20000"),
+        ((1, 2_001), "validation_prompts is 2001; it must be 1 to 2000", "task.validation_prompts to 2000"),
+    ]:
+        with pytest.raises(UserError, match=what) as caught:
+            ArithmeticTask(*counts)
+        assert fix in str(caught.value.fix)

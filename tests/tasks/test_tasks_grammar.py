@@ -36,7 +36,7 @@ def test_first_demonstrations_are_these() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_sentences_hold_all_keywords_in_their_order_and_no_word_twice(count: int) -> None:
     for prompt, response, kept in first(300, 1, (count,)):
         keywords, words = keywords_of(prompt), listed_words(response)
@@ -71,20 +71,13 @@ def test_sentences_are_short_and_varied() -> None:
     assert min(lengths) == 4  # "The lamp was red."
     assert 7.5 < sum(lengths) / 2000 < 9
     assert len(set(responses)) > 1990
-
-
-def test_seeds_give_other_demonstrations_and_the_same_seed_the_same() -> None:
-    assert first(20, 6, (2,)) == first(20, 6, (2,))
-    assert first(20, 6, (2,)) != first(20, 7, (2,))
+    assert [one.response for one in first(20, 6, (2,))] != responses[:20]  # another seed
 
 
 def test_placements_of_one_verb() -> None:
     # the three forms with a verb; slots: (adjective, noun), verb, (adjective, noun), and a place before or after
     assert placements("v") == (("{0} {1} {2}", (2,)), (PLACE_LAST, (2,)), (PLACE_FIRST, (4,)))
-
-
-def test_a_place_before_a_verb_only_fits_where_the_place_comes_first() -> None:
-    assert placements("pv") == ((PLACE_FIRST, (1, 4)),)
+    assert placements("pv") == ((PLACE_FIRST, (1, 4)),)  # a place before a verb
 
 
 def test_two_verbs_need_two_clauses() -> None:

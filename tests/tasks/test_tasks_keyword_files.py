@@ -13,36 +13,32 @@ APPLE = ("Write a sentence that includes the words: apple, red.", "The red apple
 DOG = ("Write a sentence that includes the words: Dog, cat.", "A dog and a CAT slept.")
 
 
+BOTH = ["task.train=t.jsonl", "task.validation=v.jsonl"]
+
+
 def written(path: Path, *rows: tuple[str, str]) -> Path:
     lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
     path.write_text("\n".join(lines) + "\n\n")
     return path
 
 
-@pytest.mark.parametrize(
-    ("prompt", "keywords"),
-    [
-        (APPLE[0], ["apple", "red"]),
-        ("Use these: apple ,  red", ["apple", "red"]),
-        ("Note: use the words: ice cream.", ["ice cream"]),
-        ("Write a sentence.", []),
-        ("Use: .", []),
-        ("Use: a,, b.", ["a", "b"]),
-    ],
-)
-def test_keywords_stand_behind_the_last_colon(prompt: str, keywords: list[str]) -> None:
-    assert keywords_of(prompt) == keywords
+def test_keywords_stand_behind_the_last_colon() -> None:
+    found = {
+        "Use these: apple ,  red": ["apple", "red"],
+        "Note: use the words: ice cream.": ["ice cream"],
+        "Write a sentence.": [],
+        "Use: .": [],
+        "Use: a,, b.": ["a", "b"],
+    }
+    assert {prompt: keywords_of(prompt) for prompt in found} == found
 
 
 def test_two_files_make_a_task(tmp_path: Path) -> None:
     task = KeywordFileTask(written(tmp_path / "t.jsonl", APPLE), written(tmp_path / "v.jsonl", DOG))
     assert [(prompt.text, prompt.ground_truth) for prompt in task.train_prompts] == [(APPLE[0], "apple, red")]
     assert [prompt.ground_truth for prompt in task.validation_prompts] == ["Dog, cat"]
-    assert task.reward("My cat ate the dog.", "Dog, cat") == {
-        "reward": 1.0,
-        "format_reward": 1.0,
-        "answer_reward": 1.0,
-    }
+    whole = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+    assert task.reward("My cat ate the dog.", "Dog, cat") == whole
 
 
 @pytest.mark.parametrize(
@@ -70,30 +66,19 @@ def test_the_same_words_in_another_order_are_no_held_out_prompt(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (
-            ["task.train=t.jsonl"],
-            "task.train is t.jsonl, must be null with task.validation null: the keyword task reads both",
-        ),
-        (
-            ["task.validation=v.jsonl"],
-            "task.validation is v.jsonl, must be null with task.train null: the keyword task reads both",
-        ),
-        (
-            ["task.train=t.jsonl", "task.validation=v.jsonl", "task.train_prompts=7"],
-            "task.train_prompts is 7, must be 4096 with task.train t.jsonl: all prompts come from the files",
-        ),
-        (["task.train=t.jsonl", "task.validation=v.jsonl", "task.seed=1"], "task.seed is 1, must be 0 with task.train"),
+        (["task.train=t.jsonl"], "task.train is t.jsonl, must be null with task.validation null"),
+        (["task.validation=v.jsonl"], "task.validation is v.jsonl, must be null with task.train null"),
+        ([*BOTH, "task.train_prompts=7"], "task.train_prompts is 7, must be 4096 with task.train t.jsonl"),
+        ([*BOTH, "task.seed=1"], "task.seed is 1, must be 0 with task.train"),
     ],
 )
 def test_a_scenario_names_both_files_and_nothing_that_would_be_ignored(settings: list[str], expected: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=expected) as refused:
         load_scenario("quickstart", settings)
-    assert expected in str(refused.value)
     assert "[rule: keyword_files_come_together]" in str(refused.value)
 
 
 def test_with_files_their_rows_bound_the_evaluation() -> None:
-    files = ["task.train=t.jsonl", "task.validation=v.jsonl", "evaluation.prompts=5000"]
-    assert load_scenario("quickstart", files).evaluation.prompts == 5000
+    assert load_scenario("quickstart", [*BOTH, "evaluation.prompts=5000"]).evaluation.prompts == 5000
     with pytest.raises(UserError, match="enough_validation_prompts"):
         load_scenario("quickstart", ["evaluation.prompts=5000"])

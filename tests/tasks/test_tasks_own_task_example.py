@@ -30,30 +30,14 @@ def task(monkeypatch: pytest.MonkeyPatch) -> JsonlTask:
     return JsonlTask(settings["train"], settings["reward"], validation_fraction=settings["validation_fraction"])
 
 
-@pytest.mark.parametrize(("place", "file"), [(0, "reward.py"), (1, "parts.py")])
-def test_page_shows_the_reward_functions_as_they_are(place: int, file: str) -> None:
-    _, _, code = (FOLDER / file).read_text(encoding="utf-8").partition('"""\n\n')
-    assert code_blocks("python")[place] == code
-    assert len(code_blocks("python")) == 2
-
-
-def test_page_shows_the_first_prompt_as_it_is() -> None:
-    (shown,) = code_blocks("json")
-    assert (FOLDER / "prompts.jsonl").read_text(encoding="utf-8").startswith(shown)
-
-
-def test_page_shows_the_task_of_the_scenario_as_it_is() -> None:
-    for block, file in ((0, "parts.yaml"), (1, "own_task.yaml")):
-        shown = yaml.safe_load(code_blocks("yaml")[block])["task"]
-        assert shown == yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))["task"]
-
-
-def test_page_names_the_scenario_that_is_there() -> None:
+def test_page_shows_the_files_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.iterdir() if file.is_file()}
+    assert code_blocks("python") == [texts[name].partition('"""\n\n')[2] for name in ("reward.py", "parts.py")]
+    assert [texts["prompts.jsonl"].startswith(shown) for shown in code_blocks("json")] == [True]
+    tasks = [yaml.safe_load(texts[name])["task"] for name in ("parts.yaml", "own_task.yaml")]
+    assert [yaml.safe_load(block)["task"] for block in code_blocks("yaml")[:2]] == tasks
     (command,) = code_blocks("bash")
     assert (ROOT / command.split()[-1]).samefile(FOLDER / "own_task.yaml")
-
-
-def test_scenario_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     scenario = load_scenario(FOLDER / "own_task.yaml")
     assert (scenario.name, scenario.task.type, scenario.model.preset) == ("own_task", "jsonl", "tiny")

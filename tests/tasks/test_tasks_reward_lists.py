@@ -1,12 +1,9 @@
-"""Reward functions that take rows or groups, and weighted lists of them: what they are given, and what they may return.
+"""Reward functions that take rows or groups, and weighted lists of them: what they get, and what they may return."""
 
-Fails before there were ``takes``, ``per`` and ``weight``: a reward saw a response and its ground truth, and was alone.
-"""
-
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.core.errors import UserError
@@ -18,7 +15,7 @@ from harness.tasks.jsonl import JsonlTask
 from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
 
-NAME = "reward_list_under_test"
+NAME = "own_reward_under_test"
 ROW = {"prompt": "Two?", "answer": "2", "most": 3, "tags": ["ä", None, {"deep": 0.5}]}
 
 MODULE = """
@@ -62,13 +59,9 @@ Make = Callable[..., GroupRewards]
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def module(write_module: Callable[[str], str]) -> None:
     """The module in the current folder, a fresh one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    (tmp_path / f"{NAME}.py").write_text(MODULE, encoding="utf-8")
-    yield
-    sys.modules.pop(NAME, None)
+    write_module(MODULE)
 
 
 @pytest.fixture(params=["direct", "timed"])
@@ -115,13 +108,6 @@ def test_a_function_gets_the_whole_row_and_each_call_a_row_of_its_own(make: Make
     assert "most" in ROW
 
 
-def test_a_function_for_groups_is_called_once_with_all_of_them(make: Make) -> None:
-    rewards = make(group("places"))
-    assert [part["reward"] for part in rewards(["a", "b", "c"], "x", ROW)] == [0.0, 1.0, 2.0]
-    assert Path("calls").read_text() == "3 x\n"
-    assert rewards([], "y", ROW) == []
-
-
 def test_weights_names_and_the_parts_of_the_sum(make: Make) -> None:
     rewards = make(
         function("length", weight=0.5),
@@ -130,7 +116,10 @@ def test_weights_names_and_the_parts_of_the_sum(make: Make) -> None:
         group("array"),
     )
     # lengths 1 + 1 and 2 + 1, halved; places 0 and 1, times -2; 0.25 times 4, its answer the one letter of "2"; 0, 1/2
-    assert rewards(["a", "bc"], "2", ROW) == [
+    assert rewards([], "y", ROW) == []
+    found = rewards(["a", "bc"], "2", ROW)
+    assert Path("calls").read_text() == "2 2\n"  # once with all of them
+    assert found == [
         {
             "reward": 1.0 - 0.0 + 1.0 + 0.0,
             "format_reward": 1.0,
@@ -195,8 +184,9 @@ def test_each_part_is_a_metric_by_its_name() -> None:
         num_examples=0,
         tracer=RecordingTracer(lambda: 0),
     )
-    completions = tuple(Completion(*tokens(2), text, "stop") for text in ("a", "bcde"))
-    data = GroupData(Prompt("Two?", "2", ROW), tokens(3)[0], completions)
+    ids = np.zeros(2, np.int64)
+    completions = tuple(Completion(ids, np.zeros(2, np.float32), text, "stop") for text in ("a", "bcde"))
+    data = GroupData(Prompt("Two?", "2", ROW), ids, completions)
     rollouts = RolloutGroup(0, 0, 0, 0, (2, 2), data)
     train = worker.score(WorkItem(Purpose.TRAIN, 0, 0, (0,), 2, seed=0), (rollouts,))
     # lengths with the truth 2 and 5, brevity 1 and 3: 0.5 * 3.5 + 2
@@ -215,10 +205,3 @@ def test_each_part_is_a_metric_by_its_name() -> None:
         "validation/length_reward": 3.5,
         "validation/brevity_reward": 2.0,
     }
-
-
-def tokens(count: int):
-    """Token ids and log-probs of so many tokens."""
-    import numpy as np
-
-    return np.zeros(count, np.int64), np.zeros(count, np.float32)

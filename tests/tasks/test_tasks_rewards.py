@@ -1,8 +1,7 @@
 """A user's reward function: how it is found, what it may return, and what each bad one is told."""
 
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +12,6 @@ from harness.tasks.jsonl import JsonlTask
 from harness.tasks.rewards import UserReward
 
 Write = Callable[[str], str]
-NAME = "own_reward_under_test"
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Return a function that writes a module into the current folder, a fresh one, and returns its name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    known = set(sys.modules)
-
-    def write(body: str) -> str:
-        (tmp_path / f"{NAME}.py").write_text(body, encoding="utf-8")
-        return NAME
-
-    yield write
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
 
 
 def refused(path: str) -> UserError:
@@ -41,31 +23,22 @@ def refused(path: str) -> UserError:
 @pytest.mark.parametrize(
     ("value", "parts"),
     [
-        ("0.5", (0.5, 1.0, 0.5)),
         ("1", (1.0, 1.0, 1.0)),
-        ("True", (1.0, 1.0, 1.0)),
         ("False", (0.0, 1.0, 0.0)),
-        ("-2.5", (-2.5, 1.0, -2.5)),
+        ("len(response) - len(ground_truth)", (3.0, 1.0, 3.0)),
+        ("numpy.float32(0.1)", (float(np.float32(0.1)), 1.0, float(np.float32(0.1)))),
         ("{'reward': 0.5}", (0.5, 1.0, 0.5)),
         ("{'reward': 0.5, 'format_reward': 0}", (0.5, 0.0, 0.5)),
         ("{'reward': 0, 'format_reward': 1, 'answer_reward': 0.25}", (0.0, 1.0, 0.25)),
     ],
 )
 def test_numbers_and_dicts_become_three_floats(write_module: Write, value: str, parts: tuple[float, ...]) -> None:
-    name = write_module(f"def score(response, ground_truth):\n    return {value}\n")
-    result = UserReward(f"{name}:score")("text", "truth")
-    assert result == dict(zip(("reward", "format_reward", "answer_reward"), parts, strict=True))
-    assert {type(part) for part in result.values()} == {float}
-
-
-def test_numbers_of_numpy_are_numbers(write_module: Write) -> None:
-    name = write_module("import numpy\ndef score(response, ground_truth):\n    return numpy.float32(0.1)\n")
-    assert UserReward(f"{name}:score")("", "")["reward"] == float(np.float32(0.1))
-
-
-def test_function_gets_response_and_ground_truth(write_module: Write) -> None:
-    name = write_module("def score(response, ground_truth):\n    return len(response) - len(ground_truth)\n")
-    assert UserReward(f"{name}:score")("12345", "12")["reward"] == 3.0
+    name = write_module(f"import numpy\ndef score(response, ground_truth):\n    return {value}\n")
+    reward = UserReward(f"{name}:score")
+    for of in (reward, pickle.loads(pickle.dumps(reward))):
+        result = of("12345", "12")
+        assert result == dict(zip(("reward", "format_reward", "answer_reward"), parts, strict=True))
+        assert {type(part) for part in result.values()} == {float}
 
 
 def test_function_in_a_package_of_the_current_folder(write_module: Write, tmp_path: Path) -> None:
@@ -75,41 +48,26 @@ def test_function_in_a_package_of_the_current_folder(write_module: Write, tmp_pa
     assert UserReward("own_package_for_test.inner:score")("", "")["reward"] == 0.75
 
 
-def test_pickle_carries_the_name(write_module: Write) -> None:
-    name = write_module("def score(response, ground_truth):\n    return 0.5\n")
-    again = pickle.loads(pickle.dumps(UserReward(f"{name}:score")))
-    assert again("", "")["reward"] == 0.5
-
-
 @pytest.mark.parametrize("path", ["score", "module.score", ":score", "module:", "a/b:score", "module.py:score", ""])
 def test_path_that_names_no_function_is_refused(path: str) -> None:
     error = refused(path)
     assert error.what == f"the reward {path!r} does not name a function"
-    assert error.fix is not None
-    assert "package.module:function" in error.fix
+    assert "package.module:function" in str(error.fix)
 
 
 def test_missing_module_is_named() -> None:
     error = refused("no_such_package.reward:score")
     assert error.what == "the reward 'no_such_package.reward:score' cannot be imported: there is no such module"
-    assert error.fix is not None
-    assert error.fix.endswith("run from the folder that holds no_such_package")
-
-
-def test_module_that_imports_a_missing_one_is_not_called_missing(write_module: Write) -> None:
-    name = write_module("import no_such_dependency\n")
-    error = refused(f"{name}:score")
-    assert error.what.endswith("importing it raised ModuleNotFoundError: No module named 'no_such_dependency'")
-    assert error.where == f"{name}.py:1"
+    assert str(error.fix).endswith("run from the folder that holds no_such_package")
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
+        ("import no_such_dependency", "importing it raised ModuleNotFoundError: No module named 'no_such_dependency'"),
         ("1 / 0", "importing it raised ZeroDivisionError: division by zero"),
         ("def score(:\n", "importing it raised SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
-        ("__import__('sys').exit(0)", "importing it raised SystemExit: 0"),
     ],
 )
 def test_module_that_raises_is_named_with_its_line(write_module: Write, body: str, reason: str) -> None:
@@ -119,16 +77,12 @@ def test_module_that_raises_is_named_with_its_line(write_module: Write, body: st
     assert error.where == f"{name}.py:1"
 
 
-def test_missing_function_gets_the_nearest_name(write_module: Write) -> None:
-    name = write_module("def score(response, ground_truth):\n    return 1.0\n")
+def test_missing_function_gets_the_nearest_name_and_what_is_none_is_refused(write_module: Write) -> None:
+    name = write_module("def score(response, ground_truth):\n    return 1.0\nnumber = 0.5\n")
     error = refused(f"{name}:scores")
     assert error.what.endswith(f"the module {name} has no 'scores'")
     assert error.fix == f"did you mean {name}:score?"
-
-
-def test_name_that_is_no_function_is_refused(write_module: Write) -> None:
-    name = write_module("score = 0.5\n")
-    assert refused(f"{name}:score").what.endswith("score is of type float, not a function")
+    assert refused(f"{name}:number").what.endswith("number is of type float, not a function")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +91,9 @@ def test_name_that_is_no_function_is_refused(write_module: Write) -> None:
         ("'1.0'", "returned '1.0', of type str, as its reward"),
         ("None", "returned None, of type NoneType, as its reward"),
         ("float('nan')", "returned nan, as its reward"),
-        ("float('inf')", "returned inf, as its reward"),
-        ("[1.0]", "returned [1.0], of type list, as its reward"),
-        ("1j", "returned 1j, of type complex, as its reward"),
-        ("{}", "returned {}, which lacks the key 'reward'"),
         ("{'score': 1.0}", "returned {'score': 1.0}, which lacks the key 'reward'"),
         ("{'reward': 1.0, 'format': 1.0}", "whose key 'format' is none of reward, format_reward, answer_reward"),
         ("{'reward': 1.0, 'answer_reward': 'x'}", "returned 'x', of type str, as its answer_reward"),
-        ("{'reward': float('nan')}", "returned nan, as its reward"),
     ],
 )
 def test_bad_value_is_named_with_the_function_and_what_is_expected(write_module: Write, value: str, says: str) -> None:
@@ -156,33 +105,27 @@ def test_bad_value_is_named_with_the_function_and_what_is_expected(write_module:
     assert caught.value.what.endswith("expected a finite number, or a dict with the key 'reward' and a finite number")
 
 
-def test_exception_is_named_with_line_and_arguments(write_module: Write) -> None:
-    name = write_module("def score(response, ground_truth):\n    return int(ground_truth)\n")
+@pytest.mark.parametrize(
+    ("body", "raised"),
+    [
+        ("return int(ground_truth)", "ValueError: invalid literal for int() with base 10: 'seven'"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("import sys; sys.exit()", "SystemExit"),
+    ],
+)
+def test_exception_is_named_with_line_and_arguments(write_module: Write, body: str, raised: str) -> None:
+    name = write_module(f"def score(response, ground_truth):\n    {body}\n")
     with pytest.raises(UserError) as caught:
         UserReward(f"{name}:score")("a response", "seven")
-    assert "raised ValueError: invalid literal for int() with base 10: 'seven'" in caught.value.what
-    assert "for the response 'a response' and the ground truth 'seven'" in caught.value.what
+    assert f"raised {raised} for the response 'a response' and the ground truth 'seven'" in caught.value.what
     assert caught.value.where == f"{name}.py:2"
-
-
-@pytest.mark.parametrize(
-    ("argument", "described"), [("0", "SystemExit: 0"), ("", "SystemExit"), ("1", "SystemExit: 1")]
-)
-def test_a_reward_that_exits_is_an_error_and_no_exit(write_module: Write, argument: str, described: str) -> None:
-    name = write_module(f"import sys\ndef score(response, ground_truth):\n    sys.exit({argument})\n")
-    with pytest.raises(UserError) as caught:
-        UserReward(f"{name}:score")("a response", "truth")
-    assert f"raised {described} for the response 'a response'" in caught.value.what
-    assert caught.value.where == f"{name}.py:3"
 
 
 def test_wrong_number_of_arguments_is_told_the_signature(write_module: Write) -> None:
     name = write_module("def score(response):\n    return 1.0\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="takes 1 positional argument but 2 were given") as caught:
         UserReward(f"{name}:score")("a response", "truth")
-    assert "takes 1 positional argument but 2 were given" in caught.value.what
-    assert caught.value.fix is not None
-    assert "fn(response: str, ground_truth: str)" in caught.value.fix
+    assert "fn(response: str, ground_truth: str)" in str(caught.value.fix)
 
 
 def test_task_tries_the_reward_when_it_is_built(write_module: Write, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Rows as published data sets have them: shapes and names of their fields, with texts of our own."""
 
 import json
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,6 @@ ONE_TURN = (("user", ASKED),)
         ({"prompt": ASKED, **COUNTDOWN}, Fields(answer="target"), Prompt(ASKED, "98")),
         ({"prompt": ASKED, **COUNTDOWN}, Fields(answer="nums"), Prompt(ASKED, "[44, 19, 35]")),
         (CODE, Fields("question", "tests"), Prompt(ASKED, '[{"input": "3 4", "output": "7"}]')),
-        (CODE, Fields("question", "starter"), Prompt(ASKED, "null")),
-        ({"prompt": ASKED, "tests": '["f(3) == 4"]'}, Fields(answer="tests"), Prompt(ASKED, '["f(3) == 4"]')),
         (AIME_2024, Fields("Problem", "Answer"), Prompt(ASKED, "7")),
         ({"prompt": [USER], "completion": []}, TURNS, Prompt(ASKED, "", turns=ONE_TURN)),
         ({"a.b": ASKED, "a": {"b": "other", "c": "7"}}, Fields("a.b", "a.c"), Prompt(ASKED, "7")),
@@ -72,13 +69,12 @@ def test_fields_of_published_rows_become_prompts(tmp_path: Path, row: object, fi
     assert read_prompts(written(tmp_path, row), fields).prompts == (prompt,)
 
 
-@pytest.mark.parametrize("number", ["7", "7.0", "1.0e3", "0.10", "12345678901234567890", "-3.5000"])
-@pytest.mark.parametrize("as_array", [False, True])
-def test_a_number_is_the_text_that_the_file_has(tmp_path: Path, number: str, as_array: bool) -> None:
-    row = f'{{"prompt": "p", "question": "p", "answer": {number}}}'
-    path = written(tmp_path, f"[{row}]" if as_array else row)
-    assert read_prompts(path).prompts[0].ground_truth == number
-    assert read_problems(path).prompts[0].ground_truth == number
+def test_a_number_is_the_text_that_the_file_has(tmp_path: Path) -> None:
+    numbers = ["7", "7.0", "1.0e3", "0.10", "12345678901234567890", "-3.5000"]
+    rows = [f'{{"prompt": "p{n}", "question": "p{n}", "answer": {number}}}' for n, number in enumerate(numbers)]
+    for path in (written(tmp_path, *rows), written(tmp_path, f"[{','.join(rows)}]", name="array.json")):
+        for read in (read_prompts(path), read_problems(path)):
+            assert [prompt.ground_truth for prompt in read.prompts] == numbers
 
 
 def test_a_reward_that_takes_rows_gets_values_as_they_are(tmp_path: Path) -> None:
@@ -87,14 +83,13 @@ def test_a_reward_that_takes_rows_gets_values_as_they_are(tmp_path: Path) -> Non
     assert read.row == row
 
 
-@pytest.mark.parametrize("before", ["", "\ufeff", "\n \n"])
-@pytest.mark.parametrize("between", [",", ",\n", " ,\r\n  "])
-def test_an_array_is_read_like_lines(tmp_path: Path, before: str, between: str) -> None:
+def test_an_array_is_read_like_lines(tmp_path: Path) -> None:
     rows = [json.dumps({"prompt": f"[{{p{n}}},]", "answer": n}) for n in range(3)]
     expected = tuple(Prompt(f"[{{p{n}}},]", str(n)) for n in range(3))
-    for content in (f"[{between.join(rows)}]\n", '{"v": 1, "data": [' + between.join(rows) + "]}", "\r\n".join(rows)):
-        read = read_prompts(written(tmp_path, before + content)).prompts
-        assert read == expected
+    arrays = [between.join(rows) for between in (",", ",\n", " ,\r\n  ")]
+    contents = ["\r\n".join(rows), *(f"[{a}]\n" for a in arrays), *('{"v": 1, "data": [' + a + "]}" for a in arrays)]
+    for content in (before + content for before in ("", "\ufeff", "\n \n") for content in contents):
+        assert read_prompts(written(tmp_path, content)).prompts == expected, content
 
 
 def test_a_row_of_an_array_is_named_by_its_place(tmp_path: Path) -> None:
@@ -105,20 +100,17 @@ def test_a_row_of_an_array_is_named_by_its_place(tmp_path: Path) -> None:
 
 
 def test_an_array_that_is_cut_is_one_error(tmp_path: Path) -> None:
-    error = refused(written(tmp_path, '[{"prompt": "p", "answer": 1},\n{"prompt": "q"'))
-    assert error.what.startswith("not JSON: ")
-    assert "line " in error.what
+    said = refused(written(tmp_path, '[{"prompt": "p", "answer": 1},\n{"prompt": "q"')).what
+    assert (said.startswith("not JSON: "), "line " in said) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "start", [b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"ARROW1"]
-)
-def test_what_is_no_text_is_one_error_with_a_way_to_export_it(tmp_path: Path, start: bytes) -> None:
+def test_what_is_no_text_is_one_error_with_a_way_to_export_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.bin"
-    path.write_bytes(start + b"\n\xff\n" * 20)
-    error = refused(path)
-    assert "\n" not in error.what
-    assert str(path) in str(error.fix)
+    starts = (b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"ARROW1")
+    for start in starts:
+        path.write_bytes(start + b"\n\xff\n" * 20)
+        error = refused(path)
+        assert ("\n" in error.what, str(path) in str(error.fix)) == (False, True), start
 
 
 # ---- repeated prompts
@@ -133,13 +125,6 @@ def test_a_prompt_that_comes_again_with_its_answer_is_kept_once_and_counted(tmp_
     parts = read_parts(path, None, 0.5, read_prompts)
     assert len(parts.notes) == 1
     assert "2 rows" in parts.notes[0]
-
-
-def test_two_answers_to_a_prompt_are_refused_with_both_lines(tmp_path: Path) -> None:
-    path = written(tmp_path, {"prompt": "p", "answer": 1}, {"prompt": "q", "answer": 1}, {"prompt": "p ", "answer": 2})
-    error = refused(path)
-    assert error.what.startswith("1 of 3 lines are bad\n  line 3: ")
-    assert f"{path}, line 1" in error.what
 
 
 def test_twins_by_inner_white_space_with_answers_of_their_own_stay_and_stay_together(tmp_path: Path) -> None:
@@ -164,13 +149,6 @@ def test_a_held_out_prompt_is_not_trained_on_with_other_white_space(tmp_path: Pa
     held_out = written(tmp_path, {"prompt": "a  b ", "answer": "1"}, name="held_out.jsonl")
     with pytest.raises(UserError, match="1 of 1 validation prompts are training prompts too"):
         read_parts(train, held_out, 0.1, read_prompts)
-
-
-def test_the_split_of_a_file_without_twins_is_that_of_its_texts() -> None:
-    prompts = tuple(Prompt(f"prompt  {number}", "") for number in range(20))
-    train, held_out = split_prompts(prompts, 0.1, "file")
-    by_digest = sorted((p.text for p in prompts), key=lambda text: blake2b(text.encode(), digest_size=16).digest())
-    assert (len(train), {prompt.text for prompt in held_out}) == (18, set(by_digest[:2]))
 
 
 # ---- what is refused, and advice that works
@@ -212,7 +190,6 @@ def test_the_first_ten_bad_rows_are_named_and_all_counted(tmp_path: Path) -> Non
 
 MATHS = [
     ([{"question": ASKED, "answer": "7"}], {}, "7"),
-    ([{"question": ASKED, "answer": 7}], {}, "7"),
     ([{"question": ASKED, "answer": "so\n#### 7"}], {}, "7"),
     ([{"problem": ASKED, "answer": "7", "domain": ["Algebra"], "llama8b_solve_rate": 0.5}], {}, "7"),  # Big-Math
     ([{"problem": ASKED, "solution": "x", "answer": "7", "messages": [USER]}], {}, "7"),  # Open-R1
@@ -221,7 +198,6 @@ MATHS = [
     ([DAPO], {"prompt": "prompt", "answer": "reward_model.ground_truth", "chat": True}, "7"),
     ([VERL], {"prompt": "extra_info.question", "answer": "extra_info.answer"}, "7"),
     ([{"input": ASKED, "target": 7.0}], {"prompt": "input", "answer": "target"}, "7.0"),
-    ([{"Problem": ASKED, "Solution": r"It is $\boxed{7}$."}], {"prompt": "Problem", "answer": "Solution"}, "7"),
     ([{"prompt": ASKED, "solution": r"It is $\boxed{7}$."}], {"prompt": "prompt"}, "7"),
 ]  # fmt: skip
 

@@ -11,7 +11,6 @@ from harness.tasks.sorting import (
     SORTING_REWARDS,
     SortingTask,
     inclusion_ordering_reward,
-    numbers_in,
     positions_reward,
 )
 
@@ -46,12 +45,6 @@ def test_inclusion_ordering_over_all_responses(prompt):
     assert [response for response, reward in rewards.items() if reward == 5] == [tuple(sorted(prompt))]
 
 
-@pytest.mark.parametrize("prompt", SORTING_PROMPTS)
-def test_one_number_written_three_times_earns_three(prompt):
-    assert [inclusion_ordering_reward(prompt, [number] * 3) for number in prompt] == [3, 3, 3]
-    assert [positions_reward(prompt, [number] * 3) for number in prompt] == [1, 1, 1]
-
-
 def test_a_response_of_another_length_is_refused():
     for reward in SORTING_REWARDS.values():
         with pytest.raises(ValueError, match="the response has 2 numbers, the prompt 3"):
@@ -72,22 +65,28 @@ def test_the_task_rewards_text():
     assert task.reward("0 1 2", "0 1 2") == {"reward": 5.0, "format_reward": 1.0, "answer_reward": 1.0}
     # 1 and 0 occur, and 1 <= 1 is the only ordered pair
     assert task.reward("1 1 0", "0 1 2") == {"reward": 3.0, "format_reward": 1.0, "answer_reward": 0.0}
-    assert SortingTask("positions").reward("2 1 2", "0 1 2")["reward"] == 2.0
+    assert SortingTask("positions").reward("2 1 002", "0 1 2")["reward"] == 2.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    # the last one is 0 1 2 in Arabic-Indic digits, which int() would read
-    ["", "0 1", "0 1 2 3", "0  1 2", "0 1 x", "0 1 ²", "0 1 -2", "0 1 " + "9" * 5000, "\u0660 \u0661 \u0662"],
-)
-def test_what_is_not_three_numbers_earns_nothing(text):
+# the last one is 0 1 2 in Arabic-Indic digits, which int() would read
+NOT_THREE = [
+    "",
+    "0 1",
+    "0 1 2 3",
+    "0  1 2",
+    " 0 1 2",
+    "0 1 x",
+    "0 1 ²",
+    "0 1 -2",
+    "0 1 " + "9" * 5000,
+    "\u0660 \u0661 \u0662",
+]
+
+
+def test_what_is_not_three_numbers_earns_nothing():
+    nothing = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
     for name in SORTING_REWARDS:
-        assert SortingTask(name).reward(text, "0 1 2") == {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
-
-
-def test_numbers_are_read_with_single_blanks_between_them():
-    assert numbers_in("10 2 007") == [10, 2, 7]
-    assert numbers_in(" 1") is None
+        assert [text for text in NOT_THREE if SortingTask(name).reward(text, "0 1 2") != nothing] == []
 
 
 def test_an_unknown_reward_is_refused():

@@ -7,7 +7,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,9 +41,7 @@ class Learner:
         self.before = is_initialized()
 
     def publish(self, version, needed=()):
-        began = time.monotonic()
-        handle = self.sender.publish_weights(weights_of(version), version, frozenset(needed))
-        return handle, time.monotonic() - began
+        return self.sender.publish_weights(weights_of(version), version, frozenset(needed))
 
     def members(self):
         return [member.lane for member in self.sender.members]
@@ -94,7 +91,7 @@ class Generator:
     def wait(self):
         """Have the next broadcasts wait until ``release``."""
         prepare = self.receiver._prepare
-        self.receiver._prepare = lambda *given: (self.go_on.wait(60), prepare(*given))[1]
+        self.receiver._prepare = lambda *given: (self.go_on.wait(20), prepare(*given))[1]
 
     def release(self):
         self.go_on.set()
@@ -184,11 +181,11 @@ def crew(idle):
 
 def test_one_broadcast_brings_a_version_to_all_and_receivers_load_it_when_they_are_ready(crew):
     learner, generators = crew(2)
-    first, _ = learner.publish(0)
+    first = learner.publish(0)
     for generator in generators:
         generator.receive(first)
     assert learner.groups_made() == 2  # each joined by itself
-    handles = [learner.publish(v, {v - 1, v - 2} & set(range(v)))[0] for v in (1, 2, 3)]
+    handles = [learner.publish(v, {v - 1, v - 2} & set(range(v))) for v in (1, 2, 3)]
     assert learner.groups_made() == 3  # one for both, used for all three
     assert [generator.held() for generator in generators] == [[1, 2, 3], [1, 2, 3]]  # before anyone asked
     for handle in reversed(handles):
@@ -198,44 +195,33 @@ def test_one_broadcast_brings_a_version_to_all_and_receivers_load_it_when_they_a
 
 def test_buffers_are_used_again(crew):
     learner, (generator,) = crew(1, buffers=2)
-    generator.receive(learner.publish(0)[0])
-    places = set()
-    for version in range(1, 6):
-        places.add(generator.receive(learner.publish(version, {version - 1})[0]))
+    generator.receive(learner.publish(0))
+    places = {generator.receive(learner.publish(version, {version - 1})) for version in range(1, 6)}
     assert (len(places), generator.held()) == (2, [4, 5])
 
 
-def test_one_that_joins_late_is_sent_what_it_asks_for_and_is_in_the_next_broadcast(crew):
+def test_one_that_joins_late_is_sent_what_it_asks_for_unless_it_is_gone_and_is_in_the_next_broadcast(crew):
     learner, (first, late) = crew(2)
-    old, _ = learner.publish(0)
+    old = learner.publish(0)
     first.receive(old)
-    new, _ = learner.publish(1, {0})
+    new = learner.publish(1, {0})
     late.receive(old)
     late.receive(new)
     learner.publish(2)
     assert (first.held(), late.held()) == ([2], [2])
-
-
-def test_a_version_that_is_gone_is_refused(crew):
-    learner, (first, late) = crew(2)
-    old, _ = learner.publish(0)
-    first.receive(old)
-    learner.publish(1)
     with pytest.raises(RunStopped, match="version 0 is not held by the Learner any more"):
         late.receive(old)
 
 
 def test_the_group_goes_on_without_one_that_left_or_died_and_takes_another_in(crew):
     learner, (stays, leaves, dies, comes) = crew(4)
-    handle, _ = learner.publish(0)
+    handle = learner.publish(0)
     for generator in (stays, leaves, dies):
         generator.receive(handle)
     learner.publish(1)
     leaves.close()
     dies.kill()
-    handle, took_s = learner.publish(2)
-    assert took_s < 10
-    comes.receive(handle)
+    comes.receive(learner.publish(2))
     learner.publish(3)
     assert (stays.held(), comes.held()) == ([3], [3])
     assert learner.members() == ["generator0", "generator3"]
@@ -255,58 +241,45 @@ def test_ending_a_group_wakes_what_waits_in_it(monkeypatch):
 
 def test_one_that_refuses_is_left_out(crew):
     learner, (well, refuses) = crew(2)
-    handle, _ = learner.publish(0)
+    handle = learner.publish(0)
     well.receive(handle)
     refuses.receive(handle)
     refuses.refuse()
-    handle, took_s = learner.publish(1)
-    assert took_s < 10
+    handle = learner.publish(1)
     assert (well.held(), learner.members()) == ([1], ["generator0"])
-    with pytest.raises(RunStopped, match="version 1 was not broadcast to generator1: the Learner left it out"):
+    with pytest.raises(RunStopped, match="version 1 was not broadcast to generator1"):
         refuses.receive(handle)
 
 
-def test_one_that_does_not_answer_holds_the_learner_up_for_no_longer_than_the_timeout_and_may_come_back(crew):
-    learner, (well, stuck) = crew(2, timeout_s=3.0)
-    handle, _ = learner.publish(0)
-    well.receive(handle)
-    stuck.receive(handle)
-    stuck.wait()
-    published = [learner.publish(version, {0, 1}) for version in (1, 2)]
-    assert 3.0 <= sum(took_s for _, took_s in published) < 20
-    assert learner.members() == ["generator0"]
-    well.receive(published[1][0])
-    stuck.release()
-    stuck.receive(published[1][0])
-    assert stuck.held() in ([0, 2], [2])
-    assert learner.members() == ["generator0", "generator1"]
+def test_one_that_does_not_answer_holds_nobody_up_for_longer_than_the_timeout_and_may_come_back(crew):
+    """The one that hangs would answer after 20 s, and be a member still: the timeout of 3 s ends before.
 
-
-def test_one_that_does_not_come_to_a_new_group_does_not_stop_the_others(crew):
-    """The others wait for it and get the version in the next one."""
+    The others wait for it and get the version in the next group.
+    """
     learner, (well, stuck, late) = crew(3, timeout_s=3.0)
-    handle, _ = learner.publish(0)
+    handle = learner.publish(0)
     for generator in (well, stuck, late):
         generator.receive(handle)
     stuck.wait()
-    handle, took_s = learner.publish(1)
-    assert 3.0 <= took_s < 20
-    assert (well.held(), late.held()) == ([1], [1])
+    published = [learner.publish(version, {0, 1}) for version in (1, 2)]
+    assert (well.held(), late.held()) == ([0, 1, 2], [0, 1, 2])
     assert learner.members() == ["generator0", "generator2"]
+    well.receive(published[1])
     stuck.release()
-    stuck.receive(handle)
+    stuck.receive(published[1])
+    assert stuck.held() in ([0, 2], [2])
+    assert sorted(learner.members()) == ["generator0", "generator1", "generator2"]
 
 
 def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_one_more(crew):
     """The broadcast breaks off once: the member that is still there gets the version in a new group."""
     learner, (stays, dies) = crew(2)
-    handle, _ = learner.publish(0)
+    handle = learner.publish(0)
     stays.receive(handle)
     dies.receive(handle)
     dies.die_in_broadcast()
     dies.is_dead = True
-    handle, took_s = learner.publish(1)
-    assert took_s < 10
+    handle = learner.publish(1)
     assert stays.held() == [1]
     stays.receive(handle)
     assert learner.members() == ["generator0"]
@@ -315,7 +288,7 @@ def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_one_more(cr
 @pytest.mark.parametrize("end", ["closed", "dead"])
 def test_without_the_learner_there_is_one_line(crew, end):
     learner, (generator,) = crew(1)
-    handle, _ = learner.publish(0)
+    handle = learner.publish(0)
     if end == "closed":
         learner.close()
     else:
@@ -326,11 +299,11 @@ def test_without_the_learner_there_is_one_line(crew, end):
 
 def test_a_new_learner_in_place_of_a_dead_one_is_joined(crew):
     learner, (generator,) = crew(1)
-    generator.receive(learner.publish(0)[0])
+    generator.receive(learner.publish(0))
     learner.kill()
     learner, _ = crew(0)
     for version in (0, 1):
-        generator.receive(learner.publish(version)[0])
+        generator.receive(learner.publish(version))
     assert generator.held() == [1]
 
 

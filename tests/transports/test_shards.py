@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from harness.core.errors import RunStopped, UserError
-from harness.core.types import WeightHandle
-from harness.transports.checksum import verify
-from harness.transports.protocol import TransportOptions, WeightReceiver
+from harness.core.types import PartChecksum, WeightHandle
+from harness.transports.catalogue import transport_kind
+from harness.transports.checksum import checksum, verify
+from harness.transports.protocol import TransportOptions
 from harness.transports.sharded import ShardSender, check_takes_shards, rank_sender, shard_receiver, shard_sender
 from harness.transports.shards import (
     DifferingReplica,
@@ -214,11 +216,8 @@ def corrupt_one_slice(rank: int) -> None:
     received = shard_receiver("shared_memory", TransportOptions()).receive(handle)
     with pytest.raises(RunStopped) as stopped:
         verify(received, handle.checksum, 3, "generator0")
-    text = str(stopped.value)
-    assert text.startswith(
-        "the weights of version 3 that generator0 received from rank 1 of the Learner are not the published ones"
-    )
-    assert "rank 0" not in text
+    assert "the weights of version 3 that generator0 received from rank 1 of the Learner" in str(stopped.value)
+    assert "rank 0" not in str(stopped.value)
 
 
 def test_a_corrupted_slice_names_its_rank(rank_pool: RankPool) -> None:
@@ -241,12 +240,12 @@ def leave_out_and_begin_again(rank: int) -> None:
             sender.finish(draft, parts[:1])
         with pytest.raises(RunStopped, match=r"version 7 is not complete: ranks \[0, 0\] of the Learner wrote"):
             sender.finish(draft, [parts[0], dataclasses.replace(parts[1], rank=0)])
+        with pytest.raises(RunStopped, match="version 7 is not complete"):  # only one has a checksum
+            sender.finish(draft, [parts[0], dataclasses.replace(parts[1], checksum="xxh3_128:0")])
     again = published(sender, weights, plan, 7)  # the first one was given up: a slow rank may still write into it
     assert again.payload != draft.payload
     wanted = full_tensors(weights)
-    with pytest.raises(
-        RunStopped, match=f"rank {rank} of the Learner cannot write version 7 any more|cannot be opened"
-    ):
+    with pytest.raises(RunStopped, match=f"rank {rank} .* cannot write version 7 any more|cannot be opened"):
         sender.write(draft, shards_of(weights, plan), plan.rank)
     assert differing(receiver.receive(again), wanted) == []
     dist.barrier()
@@ -273,14 +272,6 @@ def fill_spares(rank: int) -> None:
     for payload in (*draft.spare, draft.payload):
         assert isinstance(payload, SharedMemoryPayload)
         assert differing(sender._map(payload, rank)[1], wanted) == []
-    dist.barrier()
-    again = from_rank_0(sender.begin(0, frozenset(), weights) if rank == 0 else None)  # gives all of them up
-    places = {*draft.spare, draft.payload, *again.spare, again.payload}
-    assert len(places) == 6
-    with pytest.raises(
-        RunStopped, match=f"rank {rank} of the Learner cannot write version 0 any more|cannot be opened"
-    ):
-        sender.write(draft, shards_of(weights, plan), plan.rank)
     dist.barrier()
 
 
@@ -336,18 +327,13 @@ def test_parameters_that_fsdp_holds_whole_are_refused(rank_pool: RankPool) -> No
 def gathered(rank: int, case: str) -> None:
     model = CASES[case][1]()
     weights = dict(model.named_parameters())
-    wanted = full_tensors(weights) if rank == 0 else None
-    if rank:
-        full_tensors(weights)
+    wanted = full_tensors(weights)
     for found in (gather_per_tensor(weights), gather_whole(model)):
-        if wanted is None:
-            assert found == {}
-        else:
-            assert differing(found, wanted) == []
-            assert all(not isinstance(tensor, DTensor) for tensor in found.values())
+        assert differing(found, {} if rank else wanted) == []
+        assert all(not isinstance(tensor, DTensor) for tensor in found.values())
 
 
-@pytest.mark.parametrize("case", ["FSDP2 on 3", "HSDP 2 x 2", "tensor parallel", "DDP on 2"])
+@pytest.mark.parametrize("case", ["HSDP 2 x 2", "tensor parallel", "DDP on 2"])
 def test_gathered_weights_are_whole_on_rank_0_alone(case: str, rank_pool: RankPool) -> None:
     rank_pool.run(CASES[case][0], gathered, case)
 
@@ -361,53 +347,38 @@ def test_replicas_divide_the_writing_by_rows() -> None:
     """Ranks 0 and 2 hold rows 0 to 5 of 6, ranks 1 and 3 the last: one row cannot be cut, so its columns are."""
     top, last = block("w", (0, 5)), block("w", (5, 6))
     plans = write_plans([[top], [last], [top], [last]])
-    assert [[str(piece) for piece in plan.written] for plan in plans] == [
-        ["w[0:2, 0:4]"],
-        ["w[5:6, 0:2]"],
-        ["w[2:5, 0:4]"],
-        ["w[5:6, 2:4]"],
-    ]
+    written = [[str(piece) for piece in plan.written] for plan in plans]
+    assert written == [["w[0:2, 0:4]"], ["w[5:6, 0:2]"], ["w[2:5, 0:4]"], ["w[5:6, 2:4]"]]
     assert all(plan.replicated == {"w"} for plan in plans)
     assert pickle.loads(pickle.dumps(plans)) == plans
 
 
 @pytest.mark.parametrize(
-    ("written", "message"),
+    ("written", "parts"),
     [
-        (
-            [[block("w", (0, 3))], [block("w", (4, 6))]],
-            r"20 of the 24 elements of w \(6, 4\) are written: rank 0 writes w\[0:3, 0:4\], rank 1 writes w\[4:6",
-        ),
-        ([[], []], r"0 of the 24 elements of w \(6, 4\) are written: no rank writes any"),
-        (
-            [[block("w", (0, 4))], [block("w", (3, 6))]],
-            r"written twice: w\[0:4, 0:4\] by rank 0 and w\[3:6, 0:4\] by rank 1",
-        ),
+        ([[block("w", (0, 3))], [block("w", (4, 6))]], ("20 of the 24", "rank 0 writes w[0:3", "rank 1 writes w[4:6")),
+        ([[], []], ("0 of the 24 elements of w (6, 4)", "no rank")),
+        ([[block("w", (0, 4))], [block("w", (3, 6))]], ("twice", "w[0:4, 0:4] by rank 0", "w[3:6, 0:4] by rank 1")),
         (
             [[block("w", (0, 6), (0, 3))], [block("w", (2, 4), (2, 4)), block("w", (0, 2), (3, 4))]],
-            r"written twice: w\[0:6, 0:3\] by rank 0 and w\[2:4, 2:4\] by rank 1",
+            ("twice", "w[0:6, 0:3] by rank 0", "w[2:4, 2:4] by rank 1"),
         ),
-        ([[block("w", (0, 3)), block("w", (3, 6))]], "rank 0 writes two pieces of one tensor"),
-        ([[block("w", (0, 6))], [block("v", (0, 6))]], r"rank 1 writes v\[0:6, 0:4\], which nobody needs"),
-        (
-            [[block("w", (0, 6), rows_in_all=7)]],
-            r"rank 0 writes w\[0:6, 0:4\] of torch.float32 \(7, 4\), not torch.float32 \(6, 4\)",
-        ),
+        ([[block("w", (0, 3)), block("w", (3, 6))]], ("rank 0 writes two pieces",)),
+        ([[block("w", (0, 6))], [block("v", (0, 6))]], ("rank 1 writes v[0:6, 0:4], which nobody needs",)),
+        ([[block("w", (0, 6), rows_in_all=7)]], ("rank 0 writes", "torch.float32 (7, 4), not torch.float32 (6, 4)")),
     ],
 )
-def test_what_is_missing_or_written_twice_is_named(written: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_is_missing_or_written_twice_is_named(written: Any, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=re.escape(parts[0])) as refused:
         check_cover(written, [block("w", (0, 6))])
-
-
-def test_ranks_that_do_not_agree_on_a_tensor_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"w is torch.float32 .* to the ranks"):
-        write_plans([[block("w", (0, 6))], [dataclasses.replace(block("w", (0, 6)), dtype=torch.bfloat16)]])
+    assert [part for part in parts if part not in str(refused.value)] == []
 
 
 def test_a_single_element_is_written_by_one_rank() -> None:
     one = TensorSlice("scale", torch.float32, (), (), ())
     assert [plan.written for plan in write_plans([[one], [one]])] == [(one,), ()]
+    with pytest.raises(ValueError, match=r"w is torch.float32 .* to the ranks"):  # which do not agree on a tensor
+        write_plans([[block("w", (0, 6))], [dataclasses.replace(block("w", (0, 6)), dtype=torch.bfloat16)]])
 
 
 @pytest.mark.parametrize(
@@ -420,9 +391,6 @@ def test_transports_that_cannot_send_parts_are_refused(name: str, reason: str) -
 
 
 def test_checksums_that_leave_something_out_are_refused() -> None:
-    from harness.core.types import PartChecksum
-    from harness.transports.checksum import checksum
-
     weights, top = {"w": torch.arange(24.0).view(6, 4)}, block("w", (0, 3))
     part = PartChecksum(0, checksum({"w": top.of(weights["w"])}), (top,))
     with pytest.raises(RunStopped, match="the checksums of version 2 cover 12 of the 24 elements that generator0"):
@@ -430,10 +398,7 @@ def test_checksums_that_leave_something_out_are_refused() -> None:
 
 
 def test_a_whole_handle_passes_through_the_assembling_receiver(tmp_path: Any) -> None:
-    from harness.transports.catalogue import transport_kind
-
     options = TransportOptions(folder=str(tmp_path))
     sender = transport_kind("disk").sender(options)
-    receiver: WeightReceiver = shard_receiver("disk", options)
-    received = receiver.receive(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()))
+    received = shard_receiver("disk", options).receive(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()))
     assert received["w"].tolist() == [1, 1]

@@ -42,22 +42,18 @@ def summed(header, plain, weighted):
     return f"wsum64:{xxhash.xxh3_128(header + sums).hexdigest()}"
 
 
-def test_sums_by_hand():
-    # words 5 and 7 at positions 0 and 1; the sum is 12; the mixed words count once and three times
-    expected = summed(b"w|torch.int64|(2,)|", 12, mixed(5) + 3 * mixed(7))
-    assert by("wsum64", {"w": torch.tensor([5, 7])}) == expected
-
-
-def test_negative_words_are_mixed_without_their_sign():
-    # -1 is 2^64 - 1
-    expected = summed(b"w|torch.int64|(1,)|", -1, mixed(2**64 - 1))
-    assert by("wsum64", {"w": torch.tensor([-1])}) == expected
-
-
-def test_the_last_word_is_filled_up_with_zeros():
-    # 3 bytes 1, 2, 3 make the word 0x030201
-    expected = summed(b"w|torch.uint8|(3,)|", 0x030201, mixed(0x030201))
-    assert by("wsum64", {"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}) == expected
+@pytest.mark.parametrize(
+    ("tensor", "header", "plain", "weighted"),
+    [
+        # words 5 and 7 at positions 0 and 1; the sum is 12; the mixed words count once and three times
+        (torch.tensor([5, 7]), b"w|torch.int64|(2,)|", 12, mixed(5) + 3 * mixed(7)),
+        (torch.tensor([-1]), b"w|torch.int64|(1,)|", -1, mixed(2**64 - 1)),  # -1 is 2^64 - 1, mixed without its sign
+        # the last word is filled up with zeros: 3 bytes 1, 2, 3 make 0x030201
+        (torch.tensor([1, 2, 3], dtype=torch.uint8), b"w|torch.uint8|(3,)|", 0x030201, mixed(0x030201)),
+    ],
+)
+def test_sums_by_hand(tensor, header, plain, weighted):
+    assert by("wsum64", {"w": tensor}) == summed(header, plain, weighted)
 
 
 def test_words_keep_their_positions_where_a_large_tensor_is_summed_in_pieces():
@@ -68,12 +64,6 @@ def test_words_keep_their_positions_where_a_large_tensor_is_summed_in_pieces():
     assert by("wsum64", {"w": torch.arange(n)}) == summed(
         f"w|torch.int64|({n},)|".encode(), n * (n - 1) // 2, int(weighted)
     )
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_piece_of_memory_that_begins_between_two_words_counts_like_its_copy(algorithm):
-    whole = torch.arange(5.0)  # the piece begins 4 bytes in and has 16, two words
-    assert by(algorithm, {"w": whole[1:]}) == by(algorithm, {"w": whole[1:].clone()})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -89,30 +79,25 @@ def test_every_single_bit_counts(algorithm, dtype):
     assert len(seen) == 1 + len(raw)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_exchanged_elements_count(algorithm):
-    assert by(algorithm, {"w": torch.tensor([3, 4])}) != by(algorithm, {"w": torch.tensor([4, 3])})
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("distance", [1, 2, 1024])
-def test_exchanged_words_that_differ_in_the_top_bit_alone_count(algorithm, distance):
-    pairs = torch.tensor([1.0, 2.0]).repeat(distance + 1, 1)  # two float32 to a word: the second has the top bit
+def exchanged(distance):
+    """Words that differ in their top bit alone, so far apart: two float32 to a word, the second has the top bit."""
+    pairs = torch.tensor([1.0, 2.0]).repeat(distance + 1, 1)
     first, last = pairs.clone(), pairs.clone()
     first[0, 1] = last[distance, 1] = -2.0
-    assert by(algorithm, {"w": first}) != by(algorithm, {"w": last})
+    return first, last
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_exchanged_words_that_are_negatives_of_each_other_count(algorithm):
-    there, back = torch.tensor([1.0, 2.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, 1.0, 2.0])
-    assert by(algorithm, {"w": there}) != by(algorithm, {"w": back})
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_two_signs_that_turned_count(algorithm):
-    plain, turned = torch.tensor([1.0, 2.0, 1.0, 2.0]), torch.tensor([1.0, -2.0, 1.0, -2.0])  # 2^63 + 2^63 = 0
-    assert by(algorithm, {"w": plain}) != by(algorithm, {"w": turned})
+def test_what_plain_sums_would_not_see_counts(algorithm):
+    pairs = {
+        "exchanged": (torch.tensor([3, 4]), torch.tensor([4, 3])),
+        "exchanged negatives": (torch.tensor([1.0, 2.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, 1.0, 2.0])),
+        "two signs": (torch.tensor([1.0, 2.0, 1.0, 2.0]), torch.tensor([1.0, -2.0, 1.0, -2.0])),  # 2^63 + 2^63 = 0
+        **{f"top bit, {distance} apart": exchanged(distance) for distance in (1, 2, 1024)},
+    }
+    assert [
+        name for name, (one, other) in pairs.items() if by(algorithm, {"w": one}) == by(algorithm, {"w": other})
+    ] == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -139,12 +124,9 @@ def test_order_strides_and_gradients_do_not_count(algorithm):
     shifted = torch.arange(-1, 5).to(torch.bfloat16)[1:]  # starts in the middle of a word
     assert not turned.is_contiguous()
     assert by(algorithm, {"v": shifted, "m": turned.requires_grad_()}) == expected
-
-
-def test_equal_weights_pass_by_the_algorithm_named():
-    weights = {"w": torch.arange(9.0)}
-    for algorithm in ALGORITHMS:
-        verify(weights, by(algorithm, weights), 3, "generator")
+    verify({"v": shifted, "m": turned}, expected, 3, "generator")
+    whole = torch.arange(5.0)  # the piece begins 4 bytes in and has 16, two words
+    assert by(algorithm, {"w": whole[1:]}) == by(algorithm, {"w": whole[1:].clone()})
 
 
 def test_a_difference_stops_the_run_with_every_number():

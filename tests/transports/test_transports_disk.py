@@ -17,19 +17,15 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_of_versions_that_are_not_needed_are_removed(tmp_path):
-    sender = DiskSender(TransportOptions(folder=str(tmp_path / "new" / "weights")))
+def test_files_of_versions_that_are_not_needed_and_of_a_closed_sender_are_removed_and_no_others(tmp_path):
+    folder = tmp_path / "new" / "weights"
+    sender = DiskSender(TransportOptions(folder=str(folder)))
+    (folder / "mine.txt").write_text("keep")
     for version in range(4):
         sender.publish_weights({"w": torch.full((2,), float(version))}, version, frozenset({version - 1, version - 2}))
-    assert files(tmp_path / "new" / "weights") == [f"weights-{version}.safetensors" for version in (1, 2, 3)]
-
-
-def test_closing_leaves_other_files_of_a_given_folder(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep")
-    sender = DiskSender(TransportOptions(folder=str(tmp_path)))
-    sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
+    assert files(folder) == ["mine.txt", *(f"weights-{version}.safetensors" for version in (1, 2, 3))]
     sender.close()
-    assert files(tmp_path) == ["mine.txt"]
+    assert files(folder) == ["mine.txt"]
 
 
 def test_closing_removes_a_temporary_folder():
@@ -70,24 +66,18 @@ def test_a_missing_file_stops_the_run(tmp_path):
         DiskReceiver(TransportOptions()).receive(old)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as refused:
-        DiskSender(TransportOptions(folder=str(tmp_path / "file" / "below")))
-    assert refused.value.where == "transport.folder"
-
-
-def test_a_disk_that_cannot_be_written_leaves_no_half_file(tmp_path):
+def test_a_disk_or_folder_that_cannot_be_written_is_named_and_leaves_no_half_file(tmp_path):
     sender = DiskSender(TransportOptions(folder=str(tmp_path / "weights")))
     (tmp_path / "weights").rmdir()
     with pytest.raises(UserError, match="cannot write weights to disk") as refused:
         sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert refused.value.where == str(tmp_path / "weights" / "weights-0.safetensors")
     assert files(tmp_path) == []
-
-
-def test_a_file_that_cannot_have_its_name_leaves_nothing_else(tmp_path):
     (tmp_path / "weights-0.safetensors").mkdir()
-    with pytest.raises(UserError, match="cannot write weights to disk"):
+    with pytest.raises(UserError, match="cannot write weights to disk"):  # written, and cannot have its name
         DiskSender(TransportOptions(folder=str(tmp_path))).publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert files(tmp_path) == ["weights-0.safetensors"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as refused:
+        DiskSender(TransportOptions(folder=str(tmp_path / "file" / "below")))
+    assert refused.value.where == "transport.folder"
