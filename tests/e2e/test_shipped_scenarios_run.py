@@ -12,20 +12,29 @@ from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
+DEFAULT = {
+    *("learning_rates", "baselines", "length_normalisation", "std_normalisation", "off_policy", "async_lag_sweep"),
+    *("replay_vs_baseline", "kl_monitoring", "transport_sweep", "sorting", "sorting_grid"),
+    *("quickstart", "course", "sync_k1", "sync_k", "async_lag1", "rdt_nixl", "maths"),
+}
+"""The experiments of the assignment and the entry points that pages name; of the others every twentieth is run too."""
 
-def every_fourth() -> list[Any]:
-    """Return the shipped scenarios, all but every fourth of them as slow."""
+
+def shipped() -> list[Any]:
+    """Return the shipped scenarios, all others as slow."""
+    files = [*SCENARIOS.files()]
+    assert {path.stem for path in files} >= DEFAULT
     return [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number % 4 else [])
-        for number, path in enumerate(SCENARIOS.files())
+        pytest.param(path, id=path.stem, marks=[] if path.stem in DEFAULT or number % 20 == 0 else [pytest.mark.slow])
+        for number, path in enumerate(files)
     ]
 
 
-@pytest.mark.parametrize("path", every_fourth())
+@pytest.mark.parametrize("path", shipped())
 def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) -> None:
     scenario = load_scenario(str(path))
     if scenario.transport_sweep is not None:
-        return  # it trains nothing, and has real tests
+        return  # it trains nothing, and has real tests in test_transport_sweep.py
     fewer = ["blocks=2", "stop_at_half_width=null"] if scenario.blocks > 1 else []  # however steady this machine is
     if len(expand(load_scenario(str(path), fewer))) > 8:  # every combination once, few steps
         fewer = ["blocks=1", "stop_at_half_width=null", "steps=2"] if fewer else ["sweep.seed=[0]", "steps=2"]

@@ -1,0 +1,245 @@
+"""Runs with many settings on at once: a folder in Qwen's architecture, a user's own loss, dynamic sampling."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from harness.core.errors import UserError
+from harness.models.make_folder import make_folder
+from harness.models.storage import load_policy
+from harness.results import Run, ShardRow, find_runs
+from harness.results.manifest import MADE_OF
+from harness.run.experiment import run_scenario
+from harness.scenario.load import load_scenario
+
+MODULE = '''
+"""CISPO (MiniMax-M1, arXiv:2506.13585) and RLOO (Ahmadian et al. 2024), written by a user."""
+
+import torch
+
+
+def cispo(advantages, log_probs, old_log_probs, response_mask, cliprange, cliprange_high):
+    ratio = torch.exp(torch.clamp(log_probs.detach() - old_log_probs, max=80.0))
+    weight = torch.clamp(ratio, 1 - cliprange, 1 + cliprange_high)
+    return -weight * advantages * log_probs, {"clipped": weight != ratio}
+
+
+def leave_one_out(rewards):
+    return rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+
+
+def reward(response, ground_truth):
+    return float(len(response) % 3 == 0)
+'''
+SCENARIO = """
+task: {type: jsonl, train: FOLDER/prompts.jsonl, reward: "own_parts_of_e2e:reward", reward_timeout_s: null}
+model: {type: folder, path: FOLDER/tiny, threads: 1, gradient_checkpointing: true, precision: float32}
+engine: {precision: float32}
+sampling: {max_tokens: 6}
+rollout_batch_size: 24
+group_size: 3
+gradient_accumulation_steps: 2
+steps: 4
+evaluation: {every: 4, prompts: 4, examples: 1}
+interleaving: run
+profile: "off"
+trackers: [jsonl]
+"""
+TRAINED = """
+epochs_per_batch: 2
+minibatches_per_epoch: 2
+dynamic_sampling: {attempts: 2}
+optimizer: {learning_rate: 0.003, schedule: cosine, warmup_ratio: 0.25}
+arms:
+  built_in:
+    loss: {type: cispo, cliprange: 0.01, cliprange_high: 0.01, kl: {coefficient: 0.1, reference: polyak, alpha: 0.3}}
+    advantage.delta: leave_one_out_rewards
+  own:
+    loss: {type: own, cliprange: 0.01, cliprange_high: 0.01, kl: {coefficient: 0.1, reference: polyak, alpha: 0.3}}
+    loss.function: own_parts_of_e2e:cispo
+    advantage.delta: own
+    advantage.function: own_parts_of_e2e:leave_one_out
+"""
+SAMPLED_AGAIN = "transport: {type: object_store_numpy}\ndynamic_sampling: {attempts: 2}\n"
+ACTORS = "placement: {colocated: false, generator: {cpus: 0.5}, learner: {cpus: 0.5}}\n"
+Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
+"""Prompt, attempt, lengths, rewards."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, prompts and the user's module, on the import path of this process and its children."""
+    made = tmp_path_factory.mktemp("own")
+    make_folder("tiny-qwen2", made / "tiny", layers=1, vocab_size=512)
+    (made / "own_parts_of_e2e.py").write_text(MODULE)
+    rows = [json.dumps({"prompt": f"{number} + {number} =", "answer": str(2 * number)}) for number in range(60)]
+    (made / "prompts.jsonl").write_text("\n".join(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(made))
+        patch.setenv("PYTHONPATH", str(made))
+        yield made
+
+
+def run_in(folder: Path, out: Path, more: str, *overrides: str) -> dict[str, Run]:
+    """Run the scenario with more settings; return its runs by arm."""
+    (folder / "own.yaml").write_text((SCENARIO + more).replace("FOLDER", str(folder)))
+    scenario = load_scenario(folder / "own.yaml", list(overrides))
+    assert run_scenario(scenario, out, quiet=True, show=lambda shown: None) == 0
+    runs, damaged = find_runs(out)
+    assert (damaged, {run.status for run in runs}) == ([], {"completed"})
+    return {str(run.manifest.arm): run for run in runs}
+
+
+@pytest.fixture(scope="module")
+def learnt(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The two arms of ``TRAINED``."""
+    return run_in(folder, tmp_path_factory.mktemp("learnt"), TRAINED)
+
+
+def figures(run: Run, name: str) -> list[float]:
+    """A metric of each training step that has it."""
+    return [metric.value for row in run.steps if (metric := row.metric(name)) is not None]
+
+
+def moved(before: Path, after: Path) -> dict[str, float]:
+    """The largest change of each weight."""
+    old, new = (dict(load_policy(folder)[0].named_parameters()) for folder in (before, after))
+    assert old.keys() == new.keys()
+    return {name: float((new[name] - old[name]).detach().abs().max()) for name in old}
+
+
+def trained(run: Run) -> dict[int, list[Group]]:
+    """What each batch was trained on, by its number."""
+    found: dict[int, list[Group]] = {}
+    rows = [row for row in run.groups() if isinstance(row, ShardRow) and row.purpose == "train"]
+    for row in sorted(rows, key=lambda row: (row.step, row.shard)):
+        attempts = row.attempts or (0,) * len(row.prompt_ids)
+        found.setdefault(row.step, []).extend(zip(row.prompt_ids, attempts, row.lengths, row.rewards, strict=True))
+    return found
+
+
+def discarded(run: Run) -> dict[int, list[Group]]:
+    """What each batch threw away, by its number."""
+    found: dict[int, list[Group]] = {step: [] for step in range(len(run.steps))}
+    for row in run.discarded():
+        found[row.step] += zip(row.prompt_ids, row.attempts, row.lengths, row.rewards, strict=True)
+    return found
+
+
+def flat(groups: Iterable[Group]) -> list[Group]:
+    """Those whose rewards are all equal: their advantages are 0."""
+    return [group for group in groups if len(set(group[3])) == 1]
+
+
+def test_a_loss_of_ones_own_with_many_settings_learns_what_the_built_in_one_does(
+    learnt: dict[str, Run], folder: Path
+) -> None:
+    own, built_in = learnt["own"], learnt["built_in"]
+    assert set(moved(built_in.folder / "policy", own.folder / "policy").values()) == {0.0}
+    assert figures(own, "own/clipped") == figures(built_in, "clip_fraction")
+    assert min(figures(own, "own/clipped")) > 0  # the weights were bounded, so the functions had work to do
+    named = {key: entry["name"] for key, entry in own.manifest.inputs.items() if key not in MADE_OF}
+    functions = {"task.reward": "reward", "loss.function": "cispo", "advantage.function": "leave_one_out"}
+    assert named == {key: f"own_parts_of_e2e:{name}" for key, name in functions.items()}
+
+    assert {row.optimizer_steps for row in own.steps} == {2 * 2}
+    # 16 optimizer steps: 4 of warm-up, then half a period of the cosine over the 12 that are left
+    shares = [step / 4 for step in range(4)] + [(1 + math.cos(math.pi * step / 12)) / 2 for step in range(12)]
+    rates = [0.003 * sum(shares[start : start + 4]) / 4 for start in range(0, 16, 4)]
+    assert figures(own, "learning_rate") == pytest.approx(rates)
+    assert len(figures(own, "engine_mismatch/kl")) == 4
+    assert max(map(abs, figures(own, "engine_mismatch/kl"))) < 1e-5  # each load has reached the engine
+    penalty = figures(own, "kl/penalty")
+    assert all(0 < value < 0.1 for value in penalty)
+
+    assert min(moved(folder / "tiny", own.folder / "policy").values()) > 0  # every weight is trained, biases too
+    assert json.loads((own.folder / "policy" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    _, tokenizer = load_policy(own.folder / "policy")
+    assert tokenizer.decode(tokenizer.encode("7 + 7 = 14")) == "7 + 7 = 14"
+
+
+def test_rows_of_dynamic_sampling_add_up_to_its_figures(learnt: dict[str, Run]) -> None:
+    run = learnt["own"]
+    on, gone = trained(run), discarded(run)
+    for row in run.steps:
+        kept, thrown = on[row.step], gone[row.step]
+        assert len(kept) == 8  # 24 / 3
+        assert flat(thrown) == thrown
+        assert all(attempt == 2 for _, attempt, _, _ in flat(kept))  # only what the last attempt gave
+        # every place that was sampled again was thrown away once for each attempt before
+        assert len(thrown) == sum(attempt for _, attempt, _, _ in kept)
+        assert len({prompt for prompt, *_ in (*kept, *thrown)}) == len(kept) + len(thrown)
+        found = {name: metric for name in row.metrics if (metric := row.metric(name)) is not None}
+        assert found["sampling/kept_groups"].value == 8
+        assert found["sampling/discarded_groups"].value == len(thrown)
+        assert found["sampling/generated_groups"].value == 8 + len(thrown)
+        assert found["sampling/discarded_tokens"].value == sum(sum(lengths) for _, _, lengths, _ in thrown)
+        assert found["zero_variance_fraction"].value == len(flat(kept)) / 8
+        assert found["reward/total"].count == 3 * (8 + len(thrown))  # of all that was sampled
+    ledger = run.ledger
+    assert ledger is not None
+    assert ledger.discarded.rollouts == 3 * sum(map(len, gone.values())) > 0
+    assert (ledger.trained.rollouts, ledger.generated.rollouts) == (96, 96 + ledger.discarded.rollouts)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "fix"),
+    [
+        (["arms={}", "loss={type: own, function: own_parts_of_e2e:cisp}"], "cisp", "own_parts_of_e2e:cispo"),
+        (["model.path=no/such/folder"], "no/such/folder", "make_folder --shape qwen2.5-math-1.5b"),
+        (["model.path=no/such/folder", "transport.type=nixl"], "no/such/folder", "make_folder"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_the_run_and_before_ray(
+    folder: Path, tmp_path: Path, overrides: list[str], what: str, fix: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        run_in(folder, tmp_path / "out", TRAINED, *overrides)
+    assert what in str(refused.value)
+    assert fix in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_one_two_and_four_generators_sample_the_same_again(folder: Path, tmp_path: Path) -> None:
+    arms = "arms: {one: {}, two: {placement.generator.count: 2}, four: {placement.generator.count: 4}}\n"
+    runs = run_in(folder, tmp_path, SAMPLED_AGAIN + arms)
+    one = trained(runs["one"]), {step: Counter(groups) for step, groups in discarded(runs["one"]).items()}
+    assert sum(map(len, one[1].values())) > 0
+    for arm in ("two", "four"):
+        again = {step: Counter(groups) for step, groups in discarded(runs[arm]).items()}
+        assert (trained(runs[arm]), again) == one, arm
+
+
+@pytest.mark.slow
+def test_lag_replay_and_in_flight_loads_keep_their_bounds_with_dynamic_sampling(folder: Path, tmp_path: Path) -> None:
+    arms = "arms: {wait: {}, in_flight: {lag_control: in_flight}, drop: {lag_control: drop}}\n"
+    text = f"{SAMPLED_AGAIN}max_lag: 2\nreplay: {{capacity: 16}}\n{ACTORS}{arms}"
+    for arm, found in run_in(folder, tmp_path, text, "placement.generator.count=2").items():
+        assert found.ledger is not None
+        assert found.ledger.discarded.rollouts > 0, arm
+        assert max(figures(found, "off_policy/max")) <= 4, arm  # max_age
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
+def test_the_public_width_trains_and_serves_as_ray_actors(folder: Path, tmp_path: Path) -> None:
+    """The width, heads and MLP of Qwen2.5-Math-1.5B; two of its 28 layers and 512 of its tokens."""
+    make_folder("qwen2.5-math-1.5b", tmp_path / "wide", layers=2, vocab_size=512)
+    text = f"transport: {{type: nixl, verify: true}}\n{ACTORS}"
+    (found,) = run_in(
+        folder, tmp_path / "out", text, f"model.path={tmp_path / 'wide'}", "steps=2", "evaluation.every=2"
+    ).values()
+    changes = moved(tmp_path / "wide", found.folder / "policy")
+    assert min(changes.values()) > 0
+    # Adam's first steps move a weight by at most the learning rate, a little more when gradients keep their sign
+    assert max(changes.values()) < 3 * 2 * found.setting("optimizer.learning_rate")
+    assert set(figures(found, "sync/bytes")) == {4 * 94_383_616}  # float32
