@@ -74,6 +74,7 @@ RUN = "results/reference/sync_k/20261125-210813/k1"
 
 def test_the_package_and_comparing_load_what_they_need_alone() -> None:
     assert loaded_by("import harness") & {"numpy", "pandas", "pydantic", "msgspec"} == set()
+    assert loaded_by("import harness; harness.compare_runs") & (HEAVY | PICTURES | {"pandas", "scipy"}) == set()
     assert loaded_by("import harness.compare.stats, harness.compare") & (NEVER | {"scipy", "rich"}) == set()
 
 

@@ -4,10 +4,17 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+
+from harness.results import Run, find_runs
+from harness.run.experiment import run_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 
 MARK = "HARNESS_TEST_MARK"
 DEADLINE_S = 300.0
@@ -70,10 +77,28 @@ def _is_mapped(name: str) -> bool:
     return False
 
 
-@pytest.fixture(name="wait_until", scope="session")
-def waiter() -> Callable[..., None]:
-    """``wait_until``, for test modules."""
-    return wait_until
+def ended(pids: Iterable[int]) -> bool:
+    """Whether none of the processes is there."""
+    return not any(map(psutil.pid_exists, pids))
+
+
+def scenario_of(folder: Path, text: str, name: str = "trial", changes: Sequence[str] = ()) -> Scenario:
+    """Load a scenario from a file that is written for it."""
+    file = folder / f"{name}.yaml"
+    file.write_text(text)
+    return load_scenario(file, list(changes))
+
+
+def unseen(folder: Path) -> None:
+    """Show nothing of a run."""
+
+
+def run_all(scenario: Scenario, out: Path, build: Any = None) -> list[Run]:
+    """Run a scenario to its end; return its runs."""
+    assert run_scenario(scenario, out, True, build, unseen) == 0
+    runs, damaged = find_runs(out)
+    assert damaged == []
+    return runs
 
 
 @pytest.fixture
@@ -94,3 +119,13 @@ def own_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
         patch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
         yield traces
         patch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.fixture(scope="module")
+def factory(own_traces: Traces) -> Iterator[Any]:
+    """A ``PartsFactory``: builds parts on one Ray; when that is closed, nothing is left of it, whoever was killed."""
+    from harness.run.factory import PartsFactory
+
+    with PartsFactory() as factory:
+        yield factory
+    own_traces.assert_nothing_left()

@@ -14,32 +14,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import ray
 
-from harness.core.errors import RunStopped, UserError
+from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Observer, StepReport, run_loop
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
 from harness.run.actors.session import RaySession
-from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from tests.e2e.conftest import Traces, run_all, scenario_of, wait_until
 from tests.run_folders import loop_accounts
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Traces
-
-WaitUntil = Callable[..., None]
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 
@@ -78,14 +70,6 @@ OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
-def factory(own_traces: Traces) -> Iterator[PartsFactory]:
-    """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with PartsFactory() as factory:
-        yield factory
-    own_traces.assert_nothing_left()
-
-
-@pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with prompts and reward functions, on the import path."""
     folder = tmp_path_factory.mktemp("material")
@@ -97,26 +81,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def scenario_of(folder: Path, text: str, name: str = "trial") -> Scenario:
-    file = folder / f"{name}.yaml"
-    file.write_text(text.replace("PROMPTS", str(folder / "prompts.jsonl")))
-    return load_scenario(str(file))
-
-
-def unseen(folder: Path) -> None:
-    """Show nothing."""
-
-
-def run_all(scenario: Scenario, out: Path, factory: PartsFactory) -> dict[str, Run]:
-    assert run_scenario(scenario, out, quiet=True, build=factory, show=unseen) == 0
-    runs, damaged = find_runs(out)
-    assert damaged == []
-    assert {run.status for run in runs} == {"completed"}
-    return {run.folder.name: run for run in runs}
+def trained_on(material: Path) -> str:
+    return TRAINED.replace("PROMPTS", str(material / "prompts.jsonl"))
 
 
 def run_one(scenario: Scenario, out: Path, factory: PartsFactory) -> Run:
-    (run,) = run_all(scenario, out, factory).values()
+    (run,) = run_all(scenario, out, factory)
+    assert run.status == "completed"
     return run
 
 
@@ -139,8 +110,8 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 
 def train_over(transports: Sequence[str], material: Path, factory: PartsFactory, out: Path) -> dict[str, Run]:
     """The same synchronous run with each transport, by transport."""
-    scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(transports)}}}\n")
-    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory).values()}
+    scenario = scenario_of(material, f"{trained_on(material)}sweep: {{transport.type: {json.dumps(transports)}}}\n")
+    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory)}
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +132,9 @@ def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: di
     assert len(set(map(str, losses))) == 3  # or equal ones would say nothing
     for transport in TRANSPORTS[1:]:
         assert learnt(trained[transport]) == learnt(trained["in_process"]), transport
+        # the Learner takes a checksum of what it publishes, and a Generator one of what it loads
+        verified = [(span.lane, span.version) for span in trained[transport].spans() if span.stage == "weight_verify"]
+        assert sorted(verified) == [(lane, v) for lane in ("generator", "learner") for v in range(4)], transport
 
 
 @pytest.mark.slow
@@ -192,13 +166,6 @@ def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, 
     assert order == ["startup"] * 3 + sync + evaluated + 3 * step + evaluated
 
 
-def test_each_version_is_proven_on_both_sides(trained: dict[str, Run]) -> None:
-    """The Learner takes a checksum of what it publishes, and a Generator one of what it loads."""
-    for transport in TRANSPORTS[1:]:
-        verified = [(span.lane, span.version) for span in trained[transport].spans() if span.stage == "weight_verify"]
-        assert sorted(verified) == [(lane, v) for lane in ("generator", "learner") for v in range(4)], transport
-
-
 def test_several_generators_and_scorers_share_lagged_batches(
     material: Path, factory: PartsFactory, tmp_path: Path
 ) -> None:
@@ -223,7 +190,11 @@ def test_several_generators_and_scorers_share_lagged_batches(
 
 def test_weights_reach_a_generator_between_two_tokens(material: Path, factory: PartsFactory, tmp_path: Path) -> None:
     """A batch takes many times an update, so that updates end while the next batches are being generated."""
-    text = TRAINED.replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200").replace("steps: 3", "steps: 6")
+    text = (
+        trained_on(material)
+        .replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200")
+        .replace("steps: 3", "steps: 6")
+    )
     lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
     run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, factory)
     mixed = [row.step for row in run.steps if row.metric("off_policy/token_mean") is not None]
@@ -250,7 +221,7 @@ def store_bytes() -> int:
 
 
 def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
-    material: Path, factory: PartsFactory, wait_until: WaitUntil
+    material: Path, factory: PartsFactory
 ) -> None:
     """10 batches of 4 groups pass a buffer of 8 groups, each of 2 responses of 100,000 tokens: 2.4 MB."""
     long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
@@ -298,25 +269,19 @@ async def run_and_look(parts: RunningParts, tracer: RecordingTracer, observer: O
 # ---- how runs end
 
 
-def start(scenario: str, material: Path, traces: Traces, out: Path) -> subprocess.Popen[str]:
-    """Start a run in a process group of its own."""
-    scenario_of(material, f"{scenario}transport: {{type: shared_memory}}\n", "started")
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", str(material / "started.yaml"), f"--out={out}"],
+@contextmanager
+def busy_for_an_hour(material: Path, traces: Traces, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a run on Ray, in a process group of its own, whose Generator has begun a batch that takes an hour."""
+    endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
+    scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={out}"],
         env=os.environ | traces.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-
-
-@contextmanager
-def busy_for_an_hour(
-    material: Path, traces: Traces, out: Path, wait_until: WaitUntil
-) -> Iterator[subprocess.Popen[str]]:
-    """Start a run on Ray whose Generator has begun a batch that takes an hour."""
-    process = start(PACED.replace("generate_s: 0.05", "generate_s: 3600"), material, traces, out)
     try:
         wait_until(lambda: list(out.rglob("log.txt")) or process.poll() is not None, "the run began")
         time.sleep(0.5)
@@ -326,14 +291,6 @@ def busy_for_an_hour(
         process.kill()
 
 
-def assert_interrupted(process: subprocess.Popen[str], errors: str, traces: Traces) -> None:
-    assert process.returncode == 130, errors
-    assert errors.splitlines()[-1].startswith("interrupted"), errors
-    assert "SIGTERM received" not in errors  # of Ray's own, with a stack
-    assert "Traceback" not in errors
-    traces.assert_nothing_left()
-
-
 @pytest.mark.parametrize(
     ("send", "number"),
     [
@@ -341,72 +298,34 @@ def assert_interrupted(process: subprocess.Popen[str], errors: str, traces: Trac
         pytest.param(os.kill, signal.SIGTERM, id="SIGTERM to the driver", marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_ends_everything_at_once(
+def test_a_signal_ends_everything_at_once(
     send: Callable[[int, int], None],
     number: signal.Signals,
     material: Path,
     traces: Traces,
     tmp_path: Path,
-    wait_until: WaitUntil,
 ) -> None:
-    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+    with busy_for_an_hour(material, traces, tmp_path) as process:
         send(process.pid, number)
         errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
-    assert "what was measured so far is in" in errors
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("interrupted: what was measured so far is in")
+    assert "SIGTERM received" not in errors  # of Ray's own, with a stack
+    assert "Traceback" not in errors
     (run,), _ = find_runs(tmp_path)
     assert run.status == "interrupted"
-    assert_interrupted(process, errors, traces)
+    traces.assert_nothing_left()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_a_signal_while_ray_starts_ends_it_and_leaves_nothing(
-    name: str, material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
-) -> None:
-    """To the group, as ``timeout`` sends it: Ray's own server would be gone, and Ray waits for that for 60 s."""
-    process = start(PACED, material, traces, tmp_path)
-    children = partial(psutil.Process(process.pid).children, recursive=True)
-    try:
-        wait_until(lambda: name in {each.name() for each in children()}, f"{name} was started", 120)
-        os.killpg(process.pid, signal.SIGTERM)
-        errors = process.communicate(timeout=50)[1]
-    finally:
-        process.kill()
-    assert list(tmp_path.iterdir()) == []  # no run had begun
-    assert_interrupted(process, errors, traces)
-
-
-@pytest.mark.slow
-def test_a_killed_driver_leaves_no_process_and_no_folder(
-    material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
-) -> None:
-    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+def test_a_killed_driver_leaves_no_process_and_no_folder(material: Path, traces: Traces, tmp_path: Path) -> None:
+    with busy_for_an_hour(material, traces, tmp_path) as process:
         started = psutil.Process(process.pid).children(recursive=True)  # Ray's agents, for two, hide their environment
         assert len(started) > 5
         process.kill()
         process.communicate()
     wait_until(lambda: not any(map(psutil.Process.is_running, started)), f"all of {started} ended", 10)
     traces.assert_nothing_left()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lane", ["generator", "scorer", "learner"])
-def test_a_stopped_part_is_a_stall_and_leaves_nothing(
-    material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil, lane: str
-) -> None:
-    pids: dict[str, int] = {}
-
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-        parts = factory(scenario, tracer, should_stop)
-        pids.update(parts.processes())
-        os.kill(pids[lane], signal.SIGSTOP)
-        return parts
-
-    scenario = scenario_of(material, f"{PACED}transport: {{type: shared_memory}}\nfaults: {{stall_after_s: 3}}\n")
-    with pytest.raises(RunStopped, match=rf"stall_after_s is 3\).*: {lane} has been in "):
-        run_scenario(scenario, tmp_path, quiet=True, build=build, show=unseen)
-    assert len(pids) == 3
-    wait_until(lambda: not any(map(psutil.pid_exists, pids.values())), "the stopped actor ended too", 10)
 
 
 # ---- wrong input
@@ -522,7 +441,7 @@ finally:
 
 
 @pytest.mark.slow
-def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
+def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path) -> None:
     apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
     text = f"{apart}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
     scenario_of(material, text, "cluster")

@@ -68,6 +68,12 @@ def test_a_forecast_is_the_one_of_the_command(capsys: pytest.CaptureFixture[str]
     assert f"{forecast.step_s.value:.3g}" in row
 
 
+def test_changes_are_those_of_the_command_line() -> None:
+    for changes in ({"optimizer.learning_rate": 1e-5, "trackers": []}, ["optimizer.learning_rate=1e-5"]):
+        assert harness.load_scenario("sync_k1", changes).optimizer.learning_rate == 1e-5
+    assert all(hasattr(harness, name) for name in harness.__all__)
+
+
 def test_what_cannot_be_is_said_in_the_same_words() -> None:
     with pytest.raises(UserError, match="changes are 'steps=3'"):
         harness.load_scenario("sync_k1", "steps=3")

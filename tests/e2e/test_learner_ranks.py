@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,17 +15,12 @@ from safetensors.torch import load_file
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.results import Run, find_runs
-from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.recorded_run import RecordedRun, Work
-from tests.e2e.test_actors import unseen
+from tests.e2e.conftest import ended, run_all, scenario_of, wait_until
 from tests.run_folders import loop_accounts
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 
@@ -45,24 +39,7 @@ transport: {type: shared_memory}
 """
 
 
-@pytest.fixture(scope="module")
-def factory(own_traces: Traces) -> Iterator[PartsFactory]:
-    """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with PartsFactory() as factory:
-        yield factory
-    own_traces.assert_nothing_left()
-
-
-def run_all(text: str, folder: Path, build: Any) -> dict[str, Run]:
-    """Run a scenario to its end, or to where it stops; return its runs by the names of their folders."""
-    (folder / "trial.yaml").write_text(text)
-    assert run_scenario(load_scenario(folder / "trial.yaml"), folder / "out", True, build=build, show=unseen) == 0
-    return runs_in(folder / "out")
-
-
-def runs_in(folder: Path) -> dict[str, Run]:
-    runs, damaged = find_runs(folder)
-    assert damaged == []
+def by_name(runs: list[Run]) -> dict[str, Run]:
     return {run.folder.name: run for run in runs}
 
 
@@ -96,7 +73,7 @@ arms:
   ddp: {placement.learner.ranks: 2, learner.sharding: ddp}
   fsdp2: {placement.learner.ranks: 2, learner.sharding: fsdp2, learner.publish: rank0}
 """
-    runs = run_all(TINY + arms, tmp_path, factory)
+    runs = by_name(run_all(scenario_of(tmp_path, TINY + arms), tmp_path / "out", factory))
     one = runs["one"]
     trained = load_file(one.folder / "policy" / "model.safetensors")
     for name in ("ddp", "fsdp2"):
@@ -131,16 +108,6 @@ arms:
     max_lag: 2
     lag_control: in_flight
     transport: {type: object_store_numpy}
-    learner: {sharding: ddp}
-  drop_disk:
-    epochs_per_batch: 1
-    max_lag: 2
-    lag_control: drop
-    transport: {type: disk}
-  k4_replay_store:
-    epochs_per_batch: 4
-    replay: {capacity: 6}
-    transport: {type: object_store}
     learner: {sharding: ddp, publish: per_tensor}
 """
 
@@ -149,14 +116,14 @@ arms:
 def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_path: Path) -> None:
     """Each weight sync is proven by checksum, and by log-probs of Learner and engine for the same tokens."""
     text = TINY.replace("loss: {kl: {coefficient: 0.1}}\n", "") + COMBINATIONS
-    runs = run_all(text, tmp_path, factory)
-    assert set(runs) == {"k4_lag_replay_nixl", "in_flight_numpy", "drop_disk", "k4_replay_store"}
+    runs = by_name(run_all(scenario_of(tmp_path, text), tmp_path / "out", factory))
+    assert set(runs) == {"k4_lag_replay_nixl", "in_flight_numpy"}
     for name, run in runs.items():
         assert run.status == "completed", name
         assert [row.version for row in run.steps] == [1, 2, 3]
         groups = 5 if name == "k4_lag_replay_nixl" else 3
         assert [sum(row.lags.values()) for row in run.steps[1:]] == [4 * groups] * 2, name
-        assert run.steps[-1].optimizer_steps == {"drop_disk": 1, "in_flight_numpy": 2}.get(name, 4), name
+        assert run.steps[-1].optimizer_steps == {"in_flight_numpy": 2}.get(name, 4), name
         balance = run.steps[-1].metric("balance/tokens_max_over_mean")
         assert balance is not None
         assert 1 <= balance.value <= 2, name
@@ -164,9 +131,7 @@ def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_by_its_name(
-    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
+def test_a_killed_rank_ends_the_run_by_its_name(factory: PartsFactory, tmp_path: Path) -> None:
     pids: dict[str, int] = {}
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
@@ -179,16 +144,16 @@ def test_a_killed_rank_ends_the_run_by_its_name(
         "steps: 3", "steps: 500"
     )
     with pytest.raises(RunStopped, match="learner/1 died"):
-        run_all(text, tmp_path, build)
-    (run,) = runs_in(tmp_path / "out").values()
+        run_all(scenario_of(tmp_path, text), tmp_path / "out", build)
+    (run,), _ = find_runs(tmp_path / "out")
     assert run.status == "failed"
     assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "processes ended", 10)
+    wait_until(lambda: ended(pids.values()), "processes ended", 10)
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last(
-    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+    factory: PartsFactory, tmp_path: Path
 ) -> None:
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = factory(scenario, tracer, should_stop)
@@ -207,8 +172,8 @@ learner: {{sharding: ddp}}
 faults: {{stall_after_s: 40}}
 """.replace("steps: 3", "steps: 100000")
     with pytest.raises(RunStopped, match="stall_after_s"):
-        run_all(text, tmp_path, build)
-    (run,) = runs_in(tmp_path / "out").values()
+        run_all(scenario_of(tmp_path, text), tmp_path / "out", build)
+    (run,), _ = find_runs(tmp_path / "out")
     assert (run.status, len(run.steps) > 0) == ("failed", True)
     log = (run.folder / "log.txt").read_text()
     for rank in range(2):

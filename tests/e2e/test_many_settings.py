@@ -14,10 +14,10 @@ import ray
 from harness.core.errors import UserError
 from harness.models.make_folder import make_folder
 from harness.models.storage import load_policy
-from harness.results import Run, ShardRow, find_runs
+from harness.results import Run, ShardRow
 from harness.results.manifest import MADE_OF
-from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
+from tests.e2e.conftest import run_all
 
 MODULE = '''
 """CISPO (MiniMax-M1, arXiv:2506.13585) and RLOO (Ahmadian et al. 2024), written by a user."""
@@ -68,7 +68,6 @@ arms:
     advantage.function: own_parts_of_e2e:leave_one_out
 """
 SAMPLED_AGAIN = "transport: {type: object_store_numpy}\ndynamic_sampling: {attempts: 2}\n"
-ACTORS = "placement: {colocated: false, generator: {cpus: 0.5}, learner: {cpus: 0.5}}\n"
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
 """Prompt, attempt, lengths, rewards."""
 
@@ -91,10 +90,7 @@ def run_in(folder: Path, out: Path, more: str, *overrides: str) -> dict[str, Run
     """Run the scenario with more settings; return its runs by arm."""
     (folder / "own.yaml").write_text((SCENARIO + more).replace("FOLDER", str(folder)))
     scenario = load_scenario(folder / "own.yaml", list(overrides))
-    assert run_scenario(scenario, out, quiet=True, show=lambda shown: None) == 0
-    runs, damaged = find_runs(out)
-    assert (damaged, {run.status for run in runs}) == ([], {"completed"})
-    return {str(run.manifest.arm): run for run in runs}
+    return {str(run.manifest.arm): run for run in run_all(scenario, out)}
 
 
 @pytest.fixture(scope="module")
@@ -220,21 +216,11 @@ def test_one_two_and_four_generators_sample_the_same_again(folder: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_lag_replay_and_in_flight_loads_keep_their_bounds_with_dynamic_sampling(folder: Path, tmp_path: Path) -> None:
-    arms = "arms: {wait: {}, in_flight: {lag_control: in_flight}, drop: {lag_control: drop}}\n"
-    text = f"{SAMPLED_AGAIN}max_lag: 2\nreplay: {{capacity: 16}}\n{ACTORS}{arms}"
-    for arm, found in run_in(folder, tmp_path, text, "placement.generator.count=2").items():
-        assert found.ledger is not None
-        assert found.ledger.discarded.rollouts > 0, arm
-        assert max(figures(found, "off_policy/max")) <= 4, arm  # max_age
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 def test_the_public_width_trains_and_serves_as_ray_actors(folder: Path, tmp_path: Path) -> None:
     """The width, heads and MLP of Qwen2.5-Math-1.5B; two of its 28 layers and 512 of its tokens."""
     make_folder("qwen2.5-math-1.5b", tmp_path / "wide", layers=2, vocab_size=512)
-    text = f"transport: {{type: nixl, verify: true}}\n{ACTORS}"
+    text = "transport: {type: nixl, verify: true}\nplacement: {generator: {cpus: 0.5}, learner: {cpus: 0.5}}\n"
     (found,) = run_in(
         folder, tmp_path / "out", text, f"model.path={tmp_path / 'wide'}", "steps=2", "evaluation.every=2"
     ).values()

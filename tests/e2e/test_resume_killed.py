@@ -10,9 +10,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from harness.results import load_run
 from tests.run.test_resume_run import SCENARIO, rows, write_scenario
@@ -103,34 +101,6 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
     run = load_run(left)
     assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
     assert [segment.start_step for segment in run.manifest.segments] in ([2], [4])
-
-
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        pytest.param(("none", 1), ("fsdp2", 2), id="1 to 2"),
-        pytest.param(("ddp", 2), ("fsdp2", 1), id="2 of DDP to 1"),
-    ],
-)
-def test_killed_and_gone_on_with_other_ranks(tmp_path: Path, before: tuple[str, int], now: tuple[str, int]) -> None:
-    """The policy is that of a run which never stopped, but for the order in which ranks add up."""
-    write_scenario(tmp_path, SCENARIO + RANKS)
-
-    def ranks(sharding: str, number: int) -> list[str]:
-        return ["--set", f"learner.sharding={sharding}", "--set", f"placement.learner.ranks={number}"]
-
-    whole, left = whole_and_killed(tmp_path, *ranks(*before))
-    assert "bit for bit" in finished(command(tmp_path, "--resume", str(left), *ranks(*now)))
-    policies = [load_file(each / POLICY) for each in (left, whole)]
-    assert policies[0].keys() == policies[1].keys()
-    for name, tensor in policies[0].items():
-        np.testing.assert_allclose(tensor, policies[1][name], atol=2e-3, err_msg=name)  # two steps of AdamW at 0.001
-    run = load_run(left)
-    assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
-    (segment,) = run.manifest.segments
-    assert segment.ranks == now[1]
-    assert segment.was == {"learner.sharding": before[0], "placement.learner.ranks": before[1]}
-    assert {len(row.ranks) for row in run.steps} == {0 if number == 1 else number for _, number in (before, now)}
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from harness.core.named_files import SCENARIOS
-from harness.results import find_runs
-from harness.run.experiment import run_scenario
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
+from tests.e2e.conftest import run_all
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 DEFAULT = {
@@ -43,9 +42,7 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
         fewer += ["steps=2"]
     fewer += ["checkpoint=null"] if scenario.checkpoint.every else []  # such parts have nothing to save
     scenario = load_scenario(str(path), fewer)
-    assert run_scenario(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
-    runs, damaged = find_runs(tmp_path)
-    assert damaged == []
+    runs = run_all(scenario, tmp_path, build_simulated_parts)
     variants = {variant.name or variant.scenario.name: variant.scenario for variant in expand(scenario)}
     assert len(runs) == len(variants)
     for run in runs:

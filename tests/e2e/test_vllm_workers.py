@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,10 +22,9 @@ from harness.engines.vllm import vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.results import find_runs
-from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 from harness.settings.engine import VllmEngineSettings
+from tests.e2e.conftest import run_all, wait_until
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -60,10 +58,6 @@ def log_probs(model: DecoderLM, prompt: list[int], response: list[int]) -> torch
 def start(model: DecoderLM, workers: int, **options: Any) -> Any:
     settings = VllmEngineSettings(max_batch=8, context=64, tensor_parallel=workers)
     return vllm_engine(settings, model, TOKENIZER, **options)
-
-
-def wait_until_gone(processes: list[psutil.Process], within_s: float = 30.0) -> list[psutil.Process]:
-    return psutil.wait_procs(processes, timeout=within_s)[1]
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -109,7 +103,7 @@ def test_two_workers_sample_as_one_does_and_take_new_weights(two: Any) -> None:
     assert set(listening) <= {"127.0.0.1"}
     one.close()
     two.close()
-    assert wait_until_gone(workers) == []
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(two: Any) -> None:
@@ -130,7 +124,7 @@ def test_heads_that_do_not_divide_are_vllms_to_refuse_too() -> None:
     """Where nothing was checked before: the tiny preset has 2 key/value heads and 4 of queries."""
     with pytest.raises(UserError, match="vLLM did not start"):
         start(a_model(0), 3)
-    assert wait_until_gone(workers_of(psutil.Process())) == []
+    assert psutil.wait_procs(workers_of(psutil.Process()), timeout=30)[1] == []
 
 
 STARTED = """
@@ -155,10 +149,7 @@ def test_a_killed_generator_leaves_no_worker_and_no_file_behind(tmp_path: Path) 
     first, second, *shared = ended.stdout.splitlines()[-1].split()
     assert len(shared) >= 3  # a queue to the workers, and one back from each
     assert [path for path in shared if os.path.exists(path)] == []
-    end_by = time.monotonic() + 30
-    while psutil.pid_exists(int(first)) or psutil.pid_exists(int(second)):
-        assert time.monotonic() < end_by
-        time.sleep(0.1)
+    wait_until(lambda: ended([int(first), int(second)]), "both workers ended", 30)
     assert [path.name for path in tmp_path.iterdir() if "vllm" in path.name] == []
 
 
@@ -176,8 +167,6 @@ def test_a_run_with_two_workers_proves_each_weight_sync(tmp_path: Path) -> None:
         "evaluation={every: 2, prompts: 4}",
         "save_policy=false",
     ]
-    run_scenario(load_scenario("vllm_sync", settings), tmp_path, quiet=True, show=lambda folder: None)
-    (run,), damaged = find_runs(tmp_path)
-    assert damaged == []
+    (run,) = run_all(load_scenario("vllm_sync", settings), tmp_path)
     found = [row.metric("engine_mismatch/max") for row in run.steps]
     assert [metric is not None and 0 < metric.value < BOUND for metric in found] == [True, True]
