@@ -1,10 +1,12 @@
 """What a command may leave behind: nothing. Processes are told by a mark in the environment that they inherit."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,49 @@ from harness.scenario.schema import Scenario
 
 MARK = "HARNESS_TEST_MARK"
 DEADLINE_S = 300.0
+ROOT = Path(__file__).parents[2]
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Return when the condition holds; it is asked again and again, since other processes decide when."""
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    process: subprocess.Popen[str] | None = None,
+    pause_s: float = 0.05,
+) -> None:
+    """Return when the condition holds; it is asked again and again, since other processes decide when.
+
+    Args:
+        process: must go on until then.
+    """
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
-        time.sleep(0.05)
+        assert process is None or process.poll() is None, f"ended before {what}: {process.communicate()}"
+        time.sleep(pause_s)
+
+
+def start(
+    *words: str, cwd: Path | None = None, environment: Mapping[str, str] = os.environ, prefix: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start a command of the harness in a process group of its own; ``cwd`` is on its import path."""
+    paths = [path for path in (environment.get("PYTHONPATH"), str(ROOT), cwd and str(cwd)) if path]
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "harness", *words],
+        cwd=cwd,
+        env={"OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0, within_s: float = 600.0) -> tuple[str, str]:
+    """Wait for a process to end with this exit code; return what it wrote to its two streams."""
+    out, err = process.communicate(timeout=within_s)
+    assert process.returncode == code, out + err
+    return out, err
 
 
 class Traces:

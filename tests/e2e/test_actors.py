@@ -30,7 +30,7 @@ from harness.run.actors.session import RaySession
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario.schema import Scenario
-from tests.e2e.conftest import Traces, run_all, scenario_of, wait_until
+from tests.e2e.conftest import Traces, finish, run_all, scenario_of, start, wait_until
 from tests.run_folders import loop_accounts
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
@@ -274,16 +274,9 @@ def busy_for_an_hour(material: Path, traces: Traces, out: Path) -> Iterator[subp
     """Start a run on Ray, in a process group of its own, whose Generator has begun a batch that takes an hour."""
     endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
     scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={out}"],
-        env=os.environ | traces.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = start("run", str(material / "endless.yaml"), f"--out={out}", environment=os.environ | traces.environment)
     try:
-        wait_until(lambda: list(out.rglob("log.txt")) or process.poll() is not None, "the run began")
+        wait_until(lambda: list(out.rglob("log.txt")), "the run began", process=process)
         time.sleep(0.5)
         assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
         yield process
@@ -307,8 +300,7 @@ def test_a_signal_ends_everything_at_once(
 ) -> None:
     with busy_for_an_hour(material, traces, tmp_path) as process:
         send(process.pid, number)
-        errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
-    assert process.returncode == 130, errors
+        errors = finish(process, 130, 300.0)[1]  # not the hour that the Generator is busy for
     assert errors.splitlines()[-1].startswith("interrupted: what was measured so far is in")
     assert "SIGTERM received" not in errors  # of Ray's own, with a stack
     assert "Traceback" not in errors

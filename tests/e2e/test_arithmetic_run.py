@@ -1,13 +1,12 @@
 """The arithmetic task in earnest: what its page promises of three seeds."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.results import find_runs
+from tests.e2e.conftest import finish, start
 
 RISE, FORMAT = 0.2, 0.9
 """What is promised: the rise of the held-out answer reward, and the format reward at the end."""
@@ -15,11 +14,9 @@ RISE, FORMAT = 0.2, 0.9
 
 @pytest.mark.slow
 def test_grpo_makes_arithmetic_right_more_often_on_three_seeds(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "run", "arithmetic_seeds", f"--out={tmp_path}"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=5400, check=False)
-    assert done.returncode == 0, done.stderr
-    runs, damaged = find_runs(tmp_path)
+    finish(start("run", "arithmetic_seeds", f"--out={tmp_path / 'out'}", environment=environment), within_s=5400)
+    runs, damaged = find_runs(tmp_path / "out")
     assert damaged == []
     assert sorted(run.setting("seed") for run in runs) == [0, 1, 2]
     for run in runs:

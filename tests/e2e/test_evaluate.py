@@ -1,11 +1,8 @@
 """``python -m harness evaluate`` and ``dataset`` with a real model and the native engine."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +12,8 @@ import pytest
 from harness.cli import main
 from harness.learner.warm_start import initial_policy
 from harness.models.storage import save_policy
+from tests.e2e.conftest import start, wait_until
 
-PROJECT = Path(__file__).resolve().parents[2]
 PROMPTS = 12
 WAITING = """
 import time
@@ -82,16 +79,10 @@ def untimed(folder: Path) -> dict:
 
 def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals) -> tuple[int, str]:
     """Send a signal once two batches are done and the third is held up; return exit code and what was said."""
-    command = [sys.executable, "-m", "harness", *evaluate(out)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 240
-    while not (folder / "held").exists():
-        assert process.poll() is None, "it ended by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process = start(*evaluate(out), cwd=folder)
+    wait_until((folder / "held").exists, "the third batch", process=process, pause_s=0.01)
     process.send_signal(number)
-    said = process.communicate(timeout=300)[1].decode()
+    said = process.communicate(timeout=300)[1]
     (folder / "held").unlink()
     return process.returncode, said
 

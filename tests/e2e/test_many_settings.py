@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -67,7 +66,6 @@ arms:
     advantage.delta: own
     advantage.function: own_parts_of_e2e:leave_one_out
 """
-SAMPLED_AGAIN = "transport: {type: object_store_numpy}\ndynamic_sampling: {attempts: 2}\n"
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
 """Prompt, attempt, lengths, rewards."""
 
@@ -202,17 +200,6 @@ def test_what_is_not_there_is_refused_before_the_run_and_before_ray(
     assert fix in str(refused.value)
     assert not (tmp_path / "out").exists()
     assert not ray.is_initialized()
-
-
-@pytest.mark.slow
-def test_one_two_and_four_generators_sample_the_same_again(folder: Path, tmp_path: Path) -> None:
-    arms = "arms: {one: {}, two: {placement.generator.count: 2}, four: {placement.generator.count: 4}}\n"
-    runs = run_in(folder, tmp_path, SAMPLED_AGAIN + arms)
-    one = trained(runs["one"]), {step: Counter(groups) for step, groups in discarded(runs["one"]).items()}
-    assert sum(map(len, one[1].values())) > 0
-    for arm in ("two", "four"):
-        again = {step: Counter(groups) for step, groups in discarded(runs[arm]).items()}
-        assert (trained(runs[arm]), again) == one, arm
 
 
 @pytest.mark.slow

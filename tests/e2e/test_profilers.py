@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-import harness
 from harness.core.trace import Stage
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
+from tests.e2e.conftest import finish, start
 from tests.stand_ins.trace_reader import read_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
@@ -48,34 +47,26 @@ nsight: {lanes: [learner, generator], first_step: 1, steps: 1, report_timeout_s:
 
 
 def run_paced(
-    folder: Path, mode: str | None, report_timeout_s: int, transport: str = "object_store"
-) -> subprocess.CompletedProcess[str]:
-    """Run the command under the stand-in, or with None under the real nsys; the results are in ``results``."""
+    folder: Path, mode: str | None, report_timeout_s: int, transport: str = "object_store", code: int = 0
+) -> str:
+    """Run under the stand-in, or with None under the real nsys, into ``results``; return what is said."""
     if mode is not None:
         shutil.copy(NSYS, folder)
         (folder / "mode").write_text(mode)
     (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(report_timeout_s)))
-    (folder / "paced.yaml").write_text(
-        PACED.replace("PROFILE", str(folder / "probes.yaml")).replace("TRANSPORT", transport)
-    )
+    paced = PACED.replace("PROFILE", str(folder / "probes.yaml")).replace("TRANSPORT", transport)
+    (folder / "paced.yaml").write_text(paced)
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:  # sockets are made in it
         environment = os.environ | {"PATH": f"{folder}{os.pathsep}{PATH}", "TMPDIR": short}
-        return subprocess.run(
-            [sys.executable, "-m", "harness", "run", "paced.yaml", "--out", "results", "--quiet"],
-            cwd=folder,
-            env=environment | {"PYTHONPATH": str(Path(harness.__file__).parents[1])},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        words = ["run", "paced.yaml", "--out", "results", "--quiet"]
+        return finish(start(*words, cwd=folder, environment=environment), code)[1]
 
 
 @pytest.mark.skipif(REAL_NSYS is None, reason="there is no nsys on the PATH")
 def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path) -> None:
     """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator by NIXL."""
     pytest.importorskip("nixl")
-    done = run_paced(tmp_path, None, 240, transport="nixl")
-    assert done.returncode == 0, done.stderr
+    run_paced(tmp_path, None, 240, transport="nixl")
     [run], _ = find_runs(tmp_path / "results")
     exports = [run.folder / "profiles" / f"{lane}.sqlite" for lane in ("learner", "generator")]
     for path in exports:
@@ -106,8 +97,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path)
 
 @pytest.mark.skipif(REAL_NSYS is not None, reason="the real nsys shows it")
 def test_a_run_keeps_the_reports_and_flags_the_steps_they_touch(tmp_path: Path) -> None:
-    done = run_paced(tmp_path, "", 120)
-    assert done.returncode == 0, done.stderr
+    run_paced(tmp_path, "", 120)
     [run], damaged = find_runs(tmp_path / "results")
     assert damaged == []
     reports = {path.name: path.read_text() for path in (run.folder / "profiles").iterdir()}
@@ -120,8 +110,7 @@ def test_a_run_keeps_the_reports_and_flags_the_steps_they_touch(tmp_path: Path) 
 
 
 def test_a_run_without_its_reports_stops_and_says_so(tmp_path: Path) -> None:
-    done = run_paced(tmp_path, "never", 4)
-    assert done.returncode == 1
-    assert "nsys left no complete report of 2 of 2 lanes within 4 s" in done.stderr
+    said = run_paced(tmp_path, "never", 4, code=1)
+    assert "no complete report of 2 of 2 lanes within 4 s" in said
     [run], _ = find_runs(tmp_path / "results")
     assert run.status == "failed"

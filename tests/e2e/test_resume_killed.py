@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from harness.results import load_run
+from tests.e2e.conftest import finish, start, wait_until
 from tests.run.test_resume_run import SCENARIO, rows, write_scenario
 
 pytestmark = pytest.mark.slow
-DEADLINE_S, POLICY = 240.0, "policy/model.safetensors"
+POLICY = "policy/model.safetensors"
 ONE_PROCESS = """
 faults: {delays: {update: 0.3}}
 """
@@ -35,21 +33,7 @@ placement: {learner: {ranks: 2, cpus: 0.25}, generator: {cpus: 0.5}, scorer: {cp
 
 
 def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ) | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", *arguments, "--quiet"],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finished(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == code, out + err
-    return err
+    return start("run", *arguments, "--quiet", cwd=folder)
 
 
 def run_folder(out: Path) -> Path:
@@ -58,17 +42,14 @@ def run_folder(out: Path) -> Path:
 
 def started(folder: Path, step: int, *arguments: str) -> subprocess.Popen[str]:
     """Start the run into ``folder / "killed"`` and return once it has the checkpoint of a step."""
-    process, deadline = command(folder, "resumed.yaml", "--out", "killed", *arguments), time.monotonic() + DEADLINE_S
-    while not list(folder.glob(f"killed/resumed/*/checkpoints/step_{step}")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    process, place = command(folder, "resumed.yaml", "--out", "killed", *arguments), f"checkpoints/step_{step}"
+    wait_until(lambda: list(folder.glob(f"killed/resumed/*/{place}")), place, process=process, pause_s=0.02)
     return process
 
 
 def whole_and_killed(folder: Path, *arguments: str) -> tuple[Path, Path]:
     """Run to the end, and again until a kill between two checkpoints; return both folders."""
-    finished(command(folder, "resumed.yaml", "--out", "whole", *arguments))
+    finish(command(folder, "resumed.yaml", "--out", "whole", *arguments))
     process = started(folder, 4, *arguments)
     process.kill()
     process.communicate()
@@ -94,7 +75,7 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
     base = [line for line in SCENARIO.splitlines() if line.partition(":")[0] not in own]
     write_scenario(tmp_path, "\n".join(base) + more)
     whole, left = whole_and_killed(tmp_path)
-    finished(command(tmp_path, "--resume", str(left)))
+    finish(command(tmp_path, "--resume", str(left)))
     assert (left / POLICY).read_bytes() == (whole / POLICY).read_bytes()
     for name in ("groups.jsonl", "rollouts.jsonl"):
         assert rows(left / name) == rows(whole / name)
@@ -107,7 +88,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     write_scenario(tmp_path, SCENARIO + ONE_PROCESS)
     process = started(tmp_path, 2)
     process.send_signal(signal.SIGINT)
-    told = finished(process, 130).strip().splitlines()[-1].rpartition("python -m harness run ")[2]
+    told = finish(process, 130)[1].strip().splitlines()[-1].rpartition("python -m harness run ")[2]
     assert told == f"--resume {run_folder(tmp_path / 'killed').relative_to(tmp_path)}"
-    finished(command(tmp_path, *told.split()))
+    finish(command(tmp_path, *told.split()))
     assert [row.step for row in load_run(run_folder(tmp_path / "killed")).steps] == list(range(8))

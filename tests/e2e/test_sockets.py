@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import Traces, wait_until
+from tests.e2e.conftest import Traces, start, wait_until
 from tests.e2e.test_actors import PACED
 
 pytestmark = pytest.mark.slow
@@ -36,18 +36,17 @@ OF_RAY |= {("ray::RuntimeEnvAgent", "the node's own address")}
 
 
 @contextmanager
-def going_on(text: str, traces: Traces, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def going_on(text: str, traces: Traces, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a run, and wait until it has made a step."""
     (folder / "run.yaml").write_text(text)
-    command = [sys.executable, "-m", "harness", "run", str(folder / "run.yaml"), "--quiet", f"--out={folder / 'out'}"]
-    process = subprocess.Popen(command, env=os.environ | traces.environment)
+    words = ["run", str(folder / "run.yaml"), "--quiet", f"--out={folder / 'out'}"]
+    process = start(*words, environment=os.environ | traces.environment)
 
     def has_made_a_step() -> bool:
-        assert process.poll() is None
         return any(file.read_text().count("\n") > 1 for file in folder.glob("out/*/*/steps.jsonl"))
 
     try:
-        wait_until(has_made_a_step, "a step was made")
+        wait_until(has_made_a_step, "a step was made", process=process)
         yield process
     finally:
         process.kill()

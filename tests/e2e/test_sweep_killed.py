@@ -16,6 +16,7 @@ import pytest
 from harness.compare import gather
 from harness.compare.signal import Divergence
 from harness.results import find_runs
+from tests.e2e.conftest import finish, wait_until
 
 ROOT = Path(__file__).parents[2]
 POINTS = 6
@@ -74,19 +75,19 @@ def digests(out: Path) -> Digest:
 
 def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number: int) -> None:
     """Send a signal once the run of a seed is held after its second step."""
-    rows, deadline = f"trial/*/seed={seed}/steps.jsonl", time.monotonic() + 300
-    while not any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "the run was not held within 300 s"
-        time.sleep(0.01)
+    rows = f"trial/*/seed={seed}/steps.jsonl"
+    wait_until(
+        lambda: any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)),
+        "it is held",
+        process=process,
+    )
     process.send_signal(number)
 
 
-def finish(tmp_path: Path, kept: Digest) -> None:
+def go_on_to_the_end(tmp_path: Path, kept: Digest) -> None:
     """Go on to the end: what was there is untouched, every point is once in the comparison, failures are aside."""
-    out, last = tmp_path / "out", start(tmp_path)
-    _, said = last.communicate(timeout=300)
-    assert last.returncode == 0, said
+    out = tmp_path / "out"
+    finish(start(tmp_path))
     assert digests(out).items() >= kept.items()
     (experiment,), damaged = gather([out])
     assert damaged == []
@@ -105,8 +106,7 @@ def test_a_sweep_interrupted_and_killed_goes_on_without_losing_or_redoing_a_poin
     out = tmp_path / "out"
     first = start(tmp_path, holds=2)
     send_when_held(first, out, 2, signal.SIGINT)
-    _, said = first.communicate(timeout=300)
-    assert first.returncode == 130, said
+    said = finish(first, 130)[1]
     assert "1 finished, 1 diverged, 1 cut short, 3 not run yet" in said
     assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
     after_first = digests(out)
@@ -116,7 +116,7 @@ def test_a_sweep_interrupted_and_killed_goes_on_without_losing_or_redoing_a_poin
     second.communicate()
     after_second = digests(out)
     assert after_second.items() > after_first.items()
-    finish(tmp_path, after_second)
+    go_on_to_the_end(tmp_path, after_second)
     assert len(list((out / "trial").iterdir())) == 1
     cut_short = [json.loads(file.read_text())["status"] for file in out.glob("trial/*/.attempts/*/*/manifest.json")]
     assert sorted(cut_short) == ["failed", "failed", "interrupted", "running"]
@@ -129,15 +129,13 @@ def test_a_sweep_killed_at_any_moments_is_complete_in_the_end(tmp_path: Path, se
     out, draw, kept = tmp_path / "out", random.Random(seed), Digest()
     for _ in range(6):
         process = start(tmp_path)
-        deadline = time.monotonic() + 60
-        while not out.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(out.exists, "the folder", pause_s=0.005)
         time.sleep(draw.uniform(0.0, 8.0))
         process.kill()
         process.communicate()
         now = digests(out)
         assert now.items() >= kept.items()
         kept = now
-    finish(tmp_path, kept)
+    go_on_to_the_end(tmp_path, kept)
     runs, damaged = find_runs(out)
     assert (len(runs), damaged) == (POINTS, [])
