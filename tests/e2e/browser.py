@@ -26,7 +26,6 @@ from harness.core.errors import UserError
 from harness.core.terminal_text import plain
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-A4_INCHES = (8.27, 11.69)
 CLOSE_WITHIN_S = 10.0
 KINDS = {"light": (1280, False), "dark": (1280, True), "narrow": (390, False)}
 """Width of the screen in CSS pixels, and whether the reader prefers dark colours."""
@@ -140,12 +139,6 @@ class Browser:
         shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
-    def printed(self) -> bytes:
-        """Return the page as a PDF, on A4."""
-        width, height = A4_INCHES
-        found = self.call("Page.printToPDF", paperWidth=width, paperHeight=height, preferCSSPageSize=True)
-        return base64.b64decode(found["data"])
-
     def press(self, key: str, code: int) -> None:
         """Press a key, such as Tab (9)."""
         for kind in ("rawKeyDown", "keyUp"):
@@ -173,7 +166,7 @@ class Browser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write ``report_light.png``, ``report_dark.png``, ``report_narrow.png`` and the printed ``report.pdf``."""
+    """Write ``report_light.png``, ``report_dark.png`` and ``report_narrow.png``."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.e2e.browser", description="Take pictures of a report in headless Chromium."
     )
@@ -194,8 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             browser.screen(width, dark=dark)
             browser.open(report)
             written[f"{report.stem}_{kind}.png"] = browser.picture(options.height)
-        browser.screen(KINDS["light"][0])
-        written[f"{report.stem}.pdf"] = browser.printed()
     for name, content in written.items():
         (options.out / name).write_bytes(content)
         print(plain(f"picture: {options.out / name}"))

@@ -131,53 +131,35 @@ def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_by_its_name(factory: PartsFactory, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "learner/1 died"), (signal.SIGSTOP, "stall_after_s")])
+def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_every_process(
+    number: signal.Signals, said: str, factory: PartsFactory, tmp_path: Path
+) -> None:
     pids: dict[str, int] = {}
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = factory(scenario, tracer, should_stop)
         pids.update(parts.processes())
-        threading.Timer(2.0, os.kill, [pids["learner/1"], signal.SIGKILL]).start()
-        return parts
 
-    text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: fsdp2}}\n".replace(
-        "steps: 3", "steps: 500"
-    )
-    with pytest.raises(RunStopped, match="learner/1 died"):
-        run_all(scenario_of(tmp_path, text), tmp_path / "out", build)
-    (run,), _ = find_runs(tmp_path / "out")
-    assert run.status == "failed"
-    assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
-    wait_until(lambda: ended(pids.values()), "processes ended", 10)
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last(
-    factory: PartsFactory, tmp_path: Path
-) -> None:
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-        parts = factory(scenario, tracer, should_stop)
-
-        def stop() -> None:
+        def strike() -> None:
             files = (tmp_path / "out").glob
             wait_until(lambda: any(path.stat().st_size for path in files("*/*/steps.jsonl")), "a training step")
-            os.kill(parts.processes()["learner/1"], signal.SIGSTOP)
+            os.kill(pids["learner/1"], number)
 
-        threading.Thread(target=stop, daemon=True).start()
+        threading.Thread(target=strike, daemon=True).start()
         return parts
 
-    text = f"""{TINY}
-placement: {{learner: {{ranks: 2}}}}
-learner: {{sharding: ddp}}
-faults: {{stall_after_s: 40}}
-""".replace("steps: 3", "steps: 100000")
-    with pytest.raises(RunStopped, match="stall_after_s"):
-        run_all(scenario_of(tmp_path, text), tmp_path / "out", build)
+    more = "placement: {learner: {ranks: 2}}\nlearner: {sharding: ddp}\nfaults: {stall_after_s: 40}\n"
+    scenario = scenario_of(tmp_path, TINY + more, changes=["steps=100000"])
+    with pytest.raises(RunStopped, match=said):
+        run_all(scenario, tmp_path / "out", build)
     (run,), _ = find_runs(tmp_path / "out")
     assert (run.status, len(run.steps) > 0) == ("failed", True)
-    log = (run.folder / "log.txt").read_text()
-    for rank in range(2):
-        assert f"stacks of learner/{rank} (process " in log
-        assert f"learner/{rank} last: " in log
-    said = {rank: log.partition(f"learner/{rank} last: ")[2].partition("\n")[0] for rank in range(2)}
-    assert all("agreement on the plan of training step" in line for line in said.values())
+    assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
+    wait_until(lambda: ended(pids.values()), "processes ended", 10)
+    if number == signal.SIGSTOP:
+        log = (run.folder / "log.txt").read_text()
+        for rank in range(2):
+            assert f"stacks of learner/{rank} (process " in log
+            last = log.partition(f"learner/{rank} last: ")[2].partition("\n")[0]
+            assert "agreement on the plan of training step" in last

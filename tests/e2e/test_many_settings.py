@@ -18,27 +18,12 @@ from harness.results.manifest import MADE_OF
 from harness.scenario.load import load_scenario
 from tests.e2e.conftest import run_all
 
-MODULE = '''
-"""CISPO (MiniMax-M1, arXiv:2506.13585) and RLOO (Ahmadian et al. 2024), written by a user."""
-
-import torch
-
-
-def cispo(advantages, log_probs, old_log_probs, response_mask, cliprange, cliprange_high):
-    ratio = torch.exp(torch.clamp(log_probs.detach() - old_log_probs, max=80.0))
-    weight = torch.clamp(ratio, 1 - cliprange, 1 + cliprange_high)
-    return -weight * advantages * log_probs, {"clipped": weight != ratio}
-
-
-def leave_one_out(rewards):
-    return rewards - (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
-
-
+REWARD = """
 def reward(response, ground_truth):
     return float(len(response) % 3 == 0)
-'''
+"""
 SCENARIO = """
-task: {type: jsonl, train: FOLDER/prompts.jsonl, reward: "own_parts_of_e2e:reward", reward_timeout_s: null}
+task: {type: jsonl, train: FOLDER/prompts.jsonl, reward: "reward_of_e2e:reward", reward_timeout_s: null}
 model: {type: folder, path: FOLDER/tiny, threads: 1, gradient_checkpointing: true, precision: float32}
 engine: {precision: float32}
 sampling: {max_tokens: 6}
@@ -62,9 +47,9 @@ arms:
     advantage.delta: leave_one_out_rewards
   own:
     loss: {type: own, cliprange: 0.01, cliprange_high: 0.01, kl: {coefficient: 0.1, reference: polyak, alpha: 0.3}}
-    loss.function: own_parts_of_e2e:cispo
+    loss.function: docs.examples.own_loss.losses:cispo
     advantage.delta: own
-    advantage.function: own_parts_of_e2e:leave_one_out
+    advantage.function: docs.examples.own_loss.losses:leave_one_out
 """
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
 """Prompt, attempt, lengths, rewards."""
@@ -75,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model, prompts and the user's module, on the import path of this process and its children."""
     made = tmp_path_factory.mktemp("own")
     make_folder("tiny-qwen2", made / "tiny", layers=1, vocab_size=512)
-    (made / "own_parts_of_e2e.py").write_text(MODULE)
+    (made / "reward_of_e2e.py").write_text(REWARD)
     rows = [json.dumps({"prompt": f"{number} + {number} =", "answer": str(2 * number)}) for number in range(60)]
     (made / "prompts.jsonl").write_text("\n".join(rows))
     with pytest.MonkeyPatch.context() as patch:
@@ -137,11 +122,14 @@ def test_a_loss_of_ones_own_with_many_settings_learns_what_the_built_in_one_does
 ) -> None:
     own, built_in = learnt["own"], learnt["built_in"]
     assert set(moved(built_in.folder / "policy", own.folder / "policy").values()) == {0.0}
-    assert figures(own, "own/clipped") == figures(built_in, "clip_fraction")
-    assert min(figures(own, "own/clipped")) > 0  # the weights were bounded, so the functions had work to do
+    assert figures(own, "own/clip_fraction") == figures(built_in, "clip_fraction")
+    assert min(figures(own, "own/clip_fraction")) > 0  # the weights were bounded, so the functions had work to do
     named = {key: entry["name"] for key, entry in own.manifest.inputs.items() if key not in MADE_OF}
-    functions = {"task.reward": "reward", "loss.function": "cispo", "advantage.function": "leave_one_out"}
-    assert named == {key: f"own_parts_of_e2e:{name}" for key, name in functions.items()}
+    assert named == {
+        "task.reward": "reward_of_e2e:reward",
+        "loss.function": "docs.examples.own_loss.losses:cispo",
+        "advantage.function": "docs.examples.own_loss.losses:leave_one_out",
+    }
 
     assert {row.optimizer_steps for row in own.steps} == {2 * 2}
     # 16 optimizer steps: 4 of warm-up, then half a period of the cosine over the 12 that are left
@@ -186,7 +174,7 @@ def test_rows_of_dynamic_sampling_add_up_to_its_figures(learnt: dict[str, Run]) 
 @pytest.mark.parametrize(
     ("overrides", "what", "fix"),
     [
-        (["arms={}", "loss={type: own, function: own_parts_of_e2e:cisp}"], "cisp", "own_parts_of_e2e:cispo"),
+        (["arms={}", "loss={type: own, function: docs.examples.own_loss.losses:cisp}"], "cisp", "losses:cispo"),
         (["model.path=no/such/folder"], "no/such/folder", "make_folder --shape qwen2.5-math-1.5b"),
         (["model.path=no/such/folder", "transport.type=nixl"], "no/such/folder", "make_folder"),
     ],

@@ -46,14 +46,12 @@ nsight: {lanes: [learner, generator], first_step: 1, steps: 1, report_timeout_s:
 """
 
 
-def run_paced(
-    folder: Path, mode: str | None, report_timeout_s: int, transport: str = "object_store", code: int = 0
-) -> str:
+def run_paced(folder: Path, mode: str | None, timeout_s: int, transport: str = "object_store", code: int = 0) -> str:
     """Run under the stand-in, or with None under the real nsys, into ``results``; return what is said."""
     if mode is not None:
         shutil.copy(NSYS, folder)
         (folder / "mode").write_text(mode)
-    (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(report_timeout_s)))
+    (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(timeout_s)))
     paced = PACED.replace("PROFILE", str(folder / "probes.yaml")).replace("TRANSPORT", transport)
     (folder / "paced.yaml").write_text(paced)
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:  # sockets are made in it

@@ -76,11 +76,8 @@ def digests(out: Path) -> Digest:
 def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number: int) -> None:
     """Send a signal once the run of a seed is held after its second step."""
     rows = f"trial/*/seed={seed}/steps.jsonl"
-    wait_until(
-        lambda: any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)),
-        "it is held",
-        process=process,
-    )
+    held = lambda: any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows))  # noqa: E731
+    wait_until(held, "it is held", process=process)
     process.send_signal(number)
 
 

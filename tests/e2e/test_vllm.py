@@ -30,18 +30,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray"),
 ]
 SMALL = [
-    "model.preset=tiny",
-    "model.warm_start=false",
-    "optimizer.weight_decay=10",
-    "optimizer.learning_rate=0.01",
-    "rollout_batch_size=8",
-    "group_size=4",
-    "steps=4",
-    "evaluation.every=2",
-    "evaluation.prompts=4",
-    "save_policy=false",
+    *("model.preset=tiny", "model.warm_start=false", "optimizer.weight_decay=10", "optimizer.learning_rate=0.01"),
+    *("rollout_batch_size=8", "group_size=4", "steps=4", "evaluation={every: 2, prompts: 4}", "save_policy=false"),
 ]
 TOKENIZER = train_tokenizer(["the cat sat on the mat. " * 3], 280)
+SHAPE = replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
 BOUND = 1e-4
 """The issue's, in float32."""
 
@@ -81,9 +74,8 @@ def test_threads_of_one_process_may_serve_and_train_at_the_same_time(tmp_path: P
 
 def test_more_prompt_tokens_than_vllm_takes_at_once() -> None:
     """64 different prompts of 200 tokens are 12,800; one that is cut in two to fill a step would end the engine."""
-    shape = replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
     prompts = [[2 + (number * (place + 1) + place) % 250 for place in range(200)] for number in range(64)]
-    with closing(vllm_engine(VllmEngineSettings(max_batch=64), DecoderLM(shape), TOKENIZER)) as engine:
+    with closing(vllm_engine(VllmEngineSettings(max_batch=64), DecoderLM(SHAPE), TOKENIZER)) as engine:
         sampling = SamplingParams(min_tokens=3, max_tokens=3)
         together = engine.generate(prompts, 1, sampling, seed=0)
         assert [len(group[0].token_ids) for group in together] == [3] * 64
