@@ -22,9 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UserError
-from harness.core.terminal_text import plain
-
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CLOSE_WITHIN_S = 10.0
 KINDS = {"light": (1280, False), "dark": (1280, True), "narrow": (390, False)}
@@ -88,7 +85,7 @@ class Browser:
 
     def close(self) -> None:
         """End the browser and its helpers, which write into the profile until then."""
-        with suppress(OSError, UserError, subprocess.TimeoutExpired):
+        with suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
             self._send("Browser.close")
             self._process.wait(CLOSE_WITHIN_S)
         self._process.terminate()
@@ -106,7 +103,7 @@ class Browser:
         """Call a method of the page; events that come meanwhile are kept in ``events``.
 
         Raises:
-            UserError: the browser refuses, or has gone.
+            RuntimeError: the browser refuses, or has gone.
         """
         return self._send(method, self._session, **parameters)
 
@@ -128,7 +125,7 @@ class Browser:
         """Return the value of a JavaScript expression; a page's security policy does not bind the debugger."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in found:
-            raise UserError(f"the browser cannot evaluate {expression!r}: {found['exceptionDetails'].get('text')}")
+            raise RuntimeError(f"the browser cannot evaluate {expression!r}: {found['exceptionDetails'].get('text')}")
         return found["result"].get("value")
 
     def picture(self, height: int | None = None) -> bytes:
@@ -153,14 +150,14 @@ class Browser:
         while (reply := self._read()).get("id") != self._number:
             self.events.append(reply)
         if "error" in reply:
-            raise UserError(f"the browser refuses {method}: {reply['error'].get('message')}")
+            raise RuntimeError(f"the browser refuses {method}: {reply['error'].get('message')}")
         return dict(reply["result"])
 
     def _read(self) -> dict[str, Any]:
         data = bytearray()
         while (byte := self._in.read(1)) != b"\0":
             if not byte:
-                raise UserError("the browser has gone", fix="try the page in a browser of your own")
+                raise RuntimeError("the browser has gone")
             data += byte
         return dict(json.loads(data))
 
@@ -189,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             written[f"{report.stem}_{kind}.png"] = browser.picture(options.height)
     for name, content in written.items():
         (options.out / name).write_bytes(content)
-        print(plain(f"picture: {options.out / name}"))
+        print(f"picture: {options.out / name}")
 
 
 if __name__ == "__main__":

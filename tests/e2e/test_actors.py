@@ -355,33 +355,6 @@ def test_an_address_without_a_cluster_is_refused_in_seconds(address: str, reason
     assert "ray start --head" in str(refused.value.fix)
 
 
-SESSION = """
-import json, os
-from pathlib import Path
-
-import ray
-from harness.run.actors.session import RaySession
-
-os.umask(0o022)  # under which Ray itself would write ~/.ray/auth_token for everyone to read
-with RaySession(cpus=1, weights=10**8) as session:
-    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    modes = [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)]
-    held = ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN_PATH"]).remote())
-    store = ray.cluster_resources()["object_store_memory"]
-print(json.dumps([modes, held == str(token), store >= 10**8, "RAY_AUTH_TOKEN_PATH" in os.environ, token.exists()]))
-"""
-
-
-@pytest.mark.slow
-def test_no_other_user_can_read_the_token_of_a_local_ray(traces: Traces, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= traces.environment | {"HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, timeout=240)
-    assert json.loads(run.stdout.splitlines()[-1]) == [["0o600", "0o700"], True, True, False, False], run.stderr
-    assert not (tmp_path / ".ray").exists()
-    traces.assert_nothing_left()
-
-
 # ---- a cluster
 
 CLUSTER = """

@@ -31,6 +31,8 @@ transport: {type: shared_memory}
 placement: {learner: {ranks: 2, cpus: 0.5}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
 learner: {sharding: fsdp2}
 """
+OPEN_TO_ALL = ("/bin/sh", "-c", 'umask 022; exec "$@"', "sh")
+"""Files would be readable by everyone, as Ray's own ~/.ray/auth_token is."""
 OF_RAY = {(who, "every interface") for who in ("gcs_server", "raylet", "monitor.py", "driver", "actor")}
 OF_RAY |= {("ray::RuntimeEnvAgent", "the node's own address")}
 
@@ -40,7 +42,9 @@ def going_on(text: str, traces: Traces, folder: Path) -> Iterator[subprocess.Pop
     """Start a run, and wait until it has made a step."""
     (folder / "run.yaml").write_text(text)
     words = ["run", str(folder / "run.yaml"), "--quiet", f"--out={folder / 'out'}"]
-    process = start(*words, environment=os.environ | traces.environment)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= traces.environment | {"HOME": str(folder)}
+    process = start(*words, environment=environment, prefix=OPEN_TO_ALL)
 
     def has_made_a_step() -> bool:
         return any(file.read_text().count("\n") > 1 for file in folder.glob("out/*/*/steps.jsonl"))
@@ -97,6 +101,9 @@ def test_a_caller_without_the_token_is_refused(traces: Traces, tmp_path: Path) -
         (gcs,) = (each for each in psutil.Process(process.pid).children() if "gcs_server" in each.cmdline()[0])
         (port,) = (each.laddr.port for each in gcs.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN)
         token = Path(gcs.environ()["RAY_AUTH_TOKEN_PATH"])
+        assert [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)] == ["0o600", "0o700"]
+        actors = [psutil.Process(pid) for pid in traces.processes("ray::")]
+        assert {actor.environ().get("RAY_AUTH_TOKEN_PATH") for actor in actors} == {str(token)}
 
         def said(**environment: str) -> str:
             plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -109,3 +116,4 @@ def test_a_caller_without_the_token_is_refused(traces: Traces, tmp_path: Path) -
         assert said(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)).startswith("let in: ")
         assert said(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(wrong)).startswith("refused: ")
         assert said(RAY_AUTH_MODE="disabled").startswith("refused: ")
+    assert (token.exists(), (tmp_path / ".ray").exists()) == (False, False)
