@@ -28,7 +28,6 @@ from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
 from harness.run.actors.session import RaySession
 from harness.run.factory import PartsFactory
-from harness.run.parts import RunningParts
 from harness.scenario.schema import Scenario
 from tests.e2e.conftest import Traces, finish, run_all, scenario_of, start, wait_until
 from tests.run_folders import loop_accounts
@@ -227,43 +226,28 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
     long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
     text = f"{PACED}{long}transport: {{type: object_store_numpy}}\n".replace("steps: 4", "steps: 10")
     group_bytes = 2 * 100_000 * (8 + 4)  # token ids are int64, log-probs float32
-    held: list[int] = []
+    held, looks = list[int](), list[int]()
 
     class Watcher(Observer):
         def on_step(self, facts: StepReport) -> None:
             assert all(isinstance(group.data, ray.ObjectRef) for group in (*facts.fresh, *facts.groups))
             assert facts.replay is not None
             held.append(facts.replay[1])
+            looks.append(store_bytes())
 
     tracer = RecordingTracer(time.perf_counter_ns)
-    scenario = scenario_of(material, text.replace("evaluation: {every: 2", "evaluation: {every: 10"))
+    scenario = scenario_of(material, text, changes=["evaluation.every=10"])
     factory.session(scenario)  # the first test to need Ray starts it
     wait_until(lambda: store_bytes() == 0, "a store empty before the run")
     parts = factory(scenario, tracer, bool)
     try:
-        asyncio.run(run_and_look(parts, tracer, Watcher(), group_bytes))
+        asyncio.run(run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, tracer, Watcher()))
         assert held == [4] + [8] * 9
+        # 8 groups in the buffer and up to 2 batches of 4 on their way, of the 40 groups that were made
+        assert 0 < max(looks) <= (8 + 2 * 4 + 4) * group_bytes * 1.1
         wait_until(lambda: store_bytes() < group_bytes, "the buffer's groups freed while the actors live")
     finally:
         parts.close()
-
-
-async def run_and_look(parts: RunningParts, tracer: RecordingTracer, observer: Observer, group_bytes: int) -> None:
-    """Run the loop, and look at the store meanwhile: 8 groups in the buffer, up to 2 batches of 4 on their way."""
-    looks: list[int] = []
-
-    async def look() -> None:
-        while True:
-            looks.append(await asyncio.to_thread(store_bytes))
-            await asyncio.sleep(0.05)
-
-    looking = asyncio.ensure_future(look())
-    try:
-        await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, tracer, observer)
-    finally:
-        looking.cancel()
-    assert max(looks) > 0
-    assert max(looks) <= (8 + 2 * 4 + 4) * group_bytes * 1.1  # of the 40 groups that were made
 
 
 # ---- how runs end

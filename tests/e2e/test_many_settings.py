@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -94,21 +96,12 @@ def moved(before: Path, after: Path) -> dict[str, float]:
     return {name: float((new[name] - old[name]).detach().abs().max()) for name in old}
 
 
-def trained(run: Run) -> dict[int, list[Group]]:
-    """What each batch was trained on, by its number."""
-    found: dict[int, list[Group]] = {}
-    rows = [row for row in run.groups() if isinstance(row, ShardRow) and row.purpose == "train"]
-    for row in sorted(rows, key=lambda row: (row.step, row.shard)):
+def by_step(rows: Iterable[Any]) -> dict[int, list[Group]]:
+    """Groups by the number of their batch."""
+    found: dict[int, list[Group]] = defaultdict(list)
+    for row in rows:
         attempts = row.attempts or (0,) * len(row.prompt_ids)
-        found.setdefault(row.step, []).extend(zip(row.prompt_ids, attempts, row.lengths, row.rewards, strict=True))
-    return found
-
-
-def discarded(run: Run) -> dict[int, list[Group]]:
-    """What each batch threw away, by its number."""
-    found: dict[int, list[Group]] = {step: [] for step in range(len(run.steps))}
-    for row in run.discarded():
-        found[row.step] += zip(row.prompt_ids, row.attempts, row.lengths, row.rewards, strict=True)
+        found[row.step] += zip(row.prompt_ids, attempts, row.lengths, row.rewards, strict=True)
     return found
 
 
@@ -149,7 +142,8 @@ def test_a_loss_of_ones_own_with_many_settings_learns_what_the_built_in_one_does
 
 def test_rows_of_dynamic_sampling_add_up_to_its_figures(learnt: dict[str, Run]) -> None:
     run = learnt["own"]
-    on, gone = trained(run), discarded(run)
+    shards = [row for row in run.groups() if isinstance(row, ShardRow) and row.purpose == "train"]
+    on, gone = by_step(shards), by_step(run.discarded())
     for row in run.steps:
         kept, thrown = on[row.step], gone[row.step]
         assert len(kept) == 8  # 24 / 3

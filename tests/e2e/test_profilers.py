@@ -16,10 +16,8 @@ import pytest
 
 from harness.core.trace import Stage
 from harness.report.trace.export import write_trace
-from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
 from tests.e2e.conftest import finish, start
-from tests.stand_ins.trace_reader import read_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 
@@ -83,14 +81,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path)
         ("generator", Stage.GENERATE, 1),
         *(("generator", stage, 2) for stage in loads),
     }
-    rows = {row[:2]: [*map(float, row[3:6])] for row in nsight_table(written.reports).rows}
-    for nvtx_s, span_s, os_calls_s in rows.values():
-        assert nvtx_s >= span_s  # a range encloses its span
-        assert os_calls_s <= nvtx_s
     assert {row.step: row.profiled for row in run.steps} == {0: False, 1: True, 2: True, 3: False}
-    assert rows["generator", "generate"][2] >= 0.04  # of the 0.05 s that the paced engine sleeps
-    shown = {item.track for item in read_trace(tmp_path / "t.json.gz").slices if item.categories == ("nvtx",)}
-    assert shown == {(written.runs[0], f"Nsight Systems, {lane}: NVTX ranges") for lane in ("learner", "generator")}
 
 
 @pytest.mark.skipif(REAL_NSYS is not None, reason="the real nsys shows it")
