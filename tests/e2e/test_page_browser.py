@@ -45,7 +45,7 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arm in ("sync", "lag"):
         _write_arm(root, arm)
     out = tmp_path_factory.mktemp("report") / "report.html"
-    assert harness(["report", str(root), "--out", str(out)]) == 0
+    assert harness(["report", str(root), "-o", str(out)]) == 0
     return out
 
 
@@ -53,7 +53,7 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of four arms, with all their sections open."""
     out = tmp_path_factory.mktemp("page") / "report.html"
-    assert harness(["report", str(REFERENCE / "sync_k"), "--out", str(out)]) == 0
+    assert harness(["report", str(REFERENCE / "sync_k"), "-o", str(out)]) == 0
     out.write_text(out.read_text().replace("<details>", "<details open>"))
     return out
 
