@@ -20,17 +20,9 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from harness.core.errors import UserError
-from harness.core.terminal_text import plain, plain_lines
-
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-A4_INCHES = (8.27, 11.69)
 CLOSE_WITHIN_S = 10.0
 KINDS = {"light": (1280, False), "dark": (1280, True), "narrow": (390, False)}
 """Width of the screen in CSS pixels, and whether the reader prefers dark colours."""
@@ -73,9 +65,7 @@ class Browser:
         ends = (to_browser[0], from_browser[1])
         command = [sys.executable, "-ISc", _MOVE, *map(str, ends), executable, *_OPTIONS]
         command += [f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )  # fmt: skip
+        self._process = subprocess.Popen(command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for end in ends:
             os.close(end)
         self._out, self._in = os.fdopen(to_browser[1], "wb", 0), os.fdopen(from_browser[0], "rb")
@@ -90,14 +80,12 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the browser and its helpers, which write into the profile until then."""
-        with suppress(OSError, UserError, subprocess.TimeoutExpired):
+        with suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
             self._send("Browser.close")
             self._process.wait(CLOSE_WITHIN_S)
         self._process.terminate()
@@ -115,7 +103,7 @@ class Browser:
         """Call a method of the page; events that come meanwhile are kept in ``events``.
 
         Raises:
-            UserError: the browser refuses, or has gone.
+            RuntimeError: the browser refuses, or has gone.
         """
         return self._send(method, self._session, **parameters)
 
@@ -137,7 +125,7 @@ class Browser:
         """Return the value of a JavaScript expression; a page's security policy does not bind the debugger."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in found:
-            raise UserError(f"the browser cannot evaluate {expression!r}: {found['exceptionDetails'].get('text')}")
+            raise RuntimeError(f"the browser cannot evaluate {expression!r}: {found['exceptionDetails'].get('text')}")
         return found["result"].get("value")
 
     def picture(self, height: int | None = None) -> bytes:
@@ -147,12 +135,6 @@ class Browser:
         clip = {"x": 0, "y": 0, "width": width, "height": tall, "scale": 1}
         shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
-
-    def printed(self) -> bytes:
-        """Return the page as a PDF, on A4."""
-        width, height = A4_INCHES
-        found = self.call("Page.printToPDF", paperWidth=width, paperHeight=height, preferCSSPageSize=True)
-        return base64.b64decode(found["data"])
 
     def press(self, key: str, code: int) -> None:
         """Press a key, such as Tab (9)."""
@@ -168,20 +150,20 @@ class Browser:
         while (reply := self._read()).get("id") != self._number:
             self.events.append(reply)
         if "error" in reply:
-            raise UserError(f"the browser refuses {method}: {reply['error'].get('message')}")
+            raise RuntimeError(f"the browser refuses {method}: {reply['error'].get('message')}")
         return dict(reply["result"])
 
     def _read(self) -> dict[str, Any]:
         data = bytearray()
         while (byte := self._in.read(1)) != b"\0":
             if not byte:
-                raise UserError("the browser has gone", fix="try the page in a browser of your own")
+                raise RuntimeError("the browser has gone")
             data += byte
         return dict(json.loads(data))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the pictures; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``report_light.png``, ``report_dark.png`` and ``report_narrow.png``."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.e2e.browser", description="Take pictures of a report in headless Chromium."
     )
@@ -189,44 +171,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path(), help="default: the current folder")
     parser.add_argument("--height", metavar="PIXELS", type=int, help="of the pictures; default: the whole page")
     options = parser.parse_args(arguments)
-    try:
-        for path in take(options.report, options.out, options.height):
-            print(plain(f"picture: {path}"))
-    except UserError as error:
-        Console(stderr=True).print(Text(plain_lines(f"error: {error}")), soft_wrap=True)
-        return 2
-    return 0
-
-
-def take(report: Path, out: Path, height: int | None = None) -> list[Path]:
-    """Write ``report_light.png``, ``report_dark.png``, ``report_narrow.png`` and the printed ``report.pdf``.
-
-    Raises:
-        UserError: there is no such file, no browser, or no way to write.
-    """
-    executable = find_chromium()
+    report, executable = options.report, find_chromium()
     if executable is None:
-        raise UserError("there is no Chromium on this machine", fix="install it (Debian: apt-get install chromium)")
+        parser.error("there is no Chromium on this machine (Debian: apt-get install chromium)")
     if not report.is_file():
-        raise UserError(f"{str(report)!r} is no file", where=str(report), fix="name a file of python -m harness report")
-    written = []
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # a helper of Chromium's may end late
-        with scratch as profile, Browser(executable, Path(profile)) as browser:
-            for kind, (width, dark) in KINDS.items():
-                browser.screen(width, dark=dark)
-                browser.open(report)
-                written.append(out / f"{report.stem}_{kind}.png")
-                written[-1].write_bytes(browser.picture(height))
-            browser.screen(KINDS["light"][0])
-            written.append(out / f"{report.stem}.pdf")
-            written[-1].write_bytes(browser.printed())
-    except OSError as error:
-        what = f"cannot write pictures to {str(out)!r}: {error.strerror or error}"
-        raise UserError(what, where=str(out), fix="name another folder with -o DIR") from error
-    return written
+        parser.error(f"{str(report)!r} is no file: name one of python -m harness report")
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = {}
+    scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # a helper of Chromium's may end late
+    with scratch as profile, Browser(executable, Path(profile)) as browser:
+        for kind, (width, dark) in KINDS.items():
+            browser.screen(width, dark=dark)
+            browser.open(report)
+            written[f"{report.stem}_{kind}.png"] = browser.picture(options.height)
+    for name, content in written.items():
+        (options.out / name).write_bytes(content)
+        print(f"picture: {options.out / name}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,29 +15,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import ray
 
-from harness.core.errors import RunStopped, UserError
+from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Observer, StepReport, run_loop
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
-from harness.run.experiment import run_scenario
+from harness.run.actors.session import RaySession
 from harness.run.factory import PartsFactory
-from harness.run.parts import RunningParts
-from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from tests.e2e.conftest import Traces, finish, run_all, scenario_of, start, wait_until
 from tests.run_folders import loop_accounts
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Traces
-
-WaitUntil = Callable[..., None]
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 
@@ -45,12 +38,6 @@ REWARDS = """
 def by_length(response, ground_truth):
     value = len(response) % 7 / 6
     return {"reward": value, "format_reward": 1.0, "answer_reward": value}
-
-
-def never(response, ground_truth):
-    if response == "":  # the trial before the run
-        return {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
-    raise ValueError("no reward today")
 """
 
 TRAINED = """
@@ -82,14 +69,6 @@ OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
-def factory(own_traces: Traces) -> Iterator[PartsFactory]:
-    """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with PartsFactory() as factory:
-        yield factory
-    own_traces.assert_nothing_left()
-
-
-@pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with prompts and reward functions, on the import path."""
     folder = tmp_path_factory.mktemp("material")
@@ -101,26 +80,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def scenario_of(folder: Path, text: str, name: str = "trial") -> Scenario:
-    file = folder / f"{name}.yaml"
-    file.write_text(text.replace("PROMPTS", str(folder / "prompts.jsonl")))
-    return load_scenario(str(file))
-
-
-def unseen(folder: Path) -> None:
-    """Show nothing."""
-
-
-def run_all(scenario: Scenario, out: Path, factory: PartsFactory) -> dict[str, Run]:
-    assert run_scenario(scenario, out, quiet=True, build=factory, show=unseen) == 0
-    runs, damaged = find_runs(out)
-    assert damaged == []
-    assert {run.status for run in runs} == {"completed"}
-    return {run.folder.name: run for run in runs}
+def trained_on(material: Path) -> str:
+    return TRAINED.replace("PROMPTS", str(material / "prompts.jsonl"))
 
 
 def run_one(scenario: Scenario, out: Path, factory: PartsFactory) -> Run:
-    (run,) = run_all(scenario, out, factory).values()
+    (run,) = run_all(scenario, out, factory)
+    assert run.status == "completed"
     return run
 
 
@@ -143,13 +109,12 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 
 def train_over(transports: Sequence[str], material: Path, factory: PartsFactory, out: Path) -> dict[str, Run]:
     """The same synchronous run with each transport, by transport."""
-    scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(transports)}}}\n")
-    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory).values()}
+    scenario = scenario_of(material, f"{trained_on(material)}sweep: {{transport.type: {json.dumps(transports)}}}\n")
+    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory)}
 
 
 @pytest.fixture(scope="module")
 def trained(material: Path, factory: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same synchronous run, by transport."""
     return train_over(TRANSPORTS, material, factory, tmp_path_factory.mktemp("trained"))
 
 
@@ -166,6 +131,9 @@ def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: di
     assert len(set(map(str, losses))) == 3  # or equal ones would say nothing
     for transport in TRANSPORTS[1:]:
         assert learnt(trained[transport]) == learnt(trained["in_process"]), transport
+        # the Learner takes a checksum of what it publishes, and a Generator one of what it loads
+        verified = [(span.lane, span.version) for span in trained[transport].spans() if span.stage == "weight_verify"]
+        assert sorted(verified) == [(lane, v) for lane in ("generator", "learner") for v in range(4)], transport
 
 
 @pytest.mark.slow
@@ -189,27 +157,12 @@ def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, 
     assert run.ledger.generated.rollouts == 3 * 8
     assert run.replaced == {}
     assert_accounts_close(run)
-
-
-def test_the_stages_of_a_synchronous_run_follow_each_other(trained: dict[str, Run]) -> None:
-    spans = [span for span in trained["shared_memory"].spans() if not span.stage.is_wait]
+    spans = [span for span in run.spans() if not span.stage.is_wait]
     order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
     sync = ["weight_publish", "weight_verify", "weight_transfer", "weight_load", "weight_verify"]
     step = ["generate", "score", "prepare_batch", "old_logprobs", "update", *sync]
     evaluated = ["evaluate", "evaluate"]  # by the Generator and by the Scorer
     assert order == ["startup"] * 3 + sync + evaluated + 3 * step + evaluated
-
-
-def test_each_version_is_proven_on_both_sides(trained: dict[str, Run]) -> None:
-    """The Learner takes a checksum of what it publishes, and a Generator one of what it loads."""
-    for transport in TRANSPORTS[1:]:
-        for lane in ("learner", "generator"):
-            proven = [
-                span.version
-                for span in trained[transport].spans()
-                if (span.lane, span.stage) == (lane, "weight_verify")
-            ]
-            assert proven == [0, 1, 2, 3], (transport, lane)
 
 
 def test_several_generators_and_scorers_share_lagged_batches(
@@ -236,7 +189,11 @@ def test_several_generators_and_scorers_share_lagged_batches(
 
 def test_weights_reach_a_generator_between_two_tokens(material: Path, factory: PartsFactory, tmp_path: Path) -> None:
     """A batch takes many times an update, so that updates end while the next batches are being generated."""
-    text = TRAINED.replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200").replace("steps: 3", "steps: 6")
+    text = (
+        trained_on(material)
+        .replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200")
+        .replace("steps: 3", "steps: 6")
+    )
     lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
     run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, factory)
     mixed = [row.step for row in run.steps if row.metric("off_policy/token_mean") is not None]
@@ -263,96 +220,47 @@ def store_bytes() -> int:
 
 
 def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
-    material: Path, factory: PartsFactory, wait_until: WaitUntil
+    material: Path, factory: PartsFactory
 ) -> None:
     """10 batches of 4 groups pass a buffer of 8 groups, each of 2 responses of 100,000 tokens: 2.4 MB."""
     long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
     text = f"{PACED}{long}transport: {{type: object_store_numpy}}\n".replace("steps: 4", "steps: 10")
     group_bytes = 2 * 100_000 * (8 + 4)  # token ids are int64, log-probs float32
-    held: list[int] = []
+    held, looks = list[int](), list[int]()
 
     class Watcher(Observer):
         def on_step(self, facts: StepReport) -> None:
             assert all(isinstance(group.data, ray.ObjectRef) for group in (*facts.fresh, *facts.groups))
             assert facts.replay is not None
             held.append(facts.replay[1])
+            looks.append(store_bytes())
 
     tracer = RecordingTracer(time.perf_counter_ns)
-    scenario = scenario_of(material, text.replace("evaluation: {every: 2", "evaluation: {every: 10"))
+    scenario = scenario_of(material, text, changes=["evaluation.every=10"])
     factory.session(scenario)  # the first test to need Ray starts it
     wait_until(lambda: store_bytes() == 0, "a store empty before the run")
     parts = factory(scenario, tracer, bool)
     try:
-        asyncio.run(run_and_look(parts, tracer, Watcher(), group_bytes))
+        asyncio.run(run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, tracer, Watcher()))
         assert held == [4] + [8] * 9
+        # 8 groups in the buffer and up to 2 batches of 4 on their way, of the 40 groups that were made
+        assert 0 < max(looks) <= (8 + 2 * 4 + 4) * group_bytes * 1.1
         wait_until(lambda: store_bytes() < group_bytes, "the buffer's groups freed while the actors live")
     finally:
         parts.close()
 
 
-async def run_and_look(parts: RunningParts, tracer: RecordingTracer, observer: Observer, group_bytes: int) -> None:
-    """Run the loop, and look at the store meanwhile: 8 groups in the buffer, up to 2 batches of 4 on their way."""
-    looks: list[int] = []
-
-    async def look() -> None:
-        while True:
-            looks.append(await asyncio.to_thread(store_bytes))
-            await asyncio.sleep(0.05)
-
-    looking = asyncio.ensure_future(look())
-    try:
-        await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, tracer, observer)
-    finally:
-        looking.cancel()
-    assert max(looks) > 0
-    assert max(looks) <= (8 + 2 * 4 + 4) * group_bytes * 1.1  # of the 40 groups that were made
-
-
 # ---- how runs end
 
 
-def gone(pids: list[int]) -> bool:
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_leaves_no_actor(
-    material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil
-) -> None:
-    pids: list[int] = []
-
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: object) -> RunningParts:
-        parts = factory(scenario, tracer, lambda: False)
-        pids.extend(parts.processes().values())
-        return parts
-
-    text = TRAINED.replace(":by_length", ":never")
-    scenario = scenario_of(material, f"{text}transport: {{type: nixl}}\nplacement: {{colocated: false}}\n")
-    with pytest.raises(RunStopped, match=r"no group of a rollout batch could be scored.*ValueError: no reward today"):
-        run_scenario(scenario, tmp_path, quiet=True, build=build, show=unseen)
-    (run,), _ = find_runs(tmp_path)
-    assert run.status == "failed"
-    assert len(pids) == 3
-    wait_until(lambda: gone(pids), "the actors of the failed run ended", 10)
-
-
 @contextmanager
-def busy_for_an_hour(
-    material: Path, traces: Traces, out: Path, wait_until: WaitUntil
-) -> Iterator[subprocess.Popen[str]]:
+def busy_for_an_hour(material: Path, traces: Traces, out: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a run on Ray, in a process group of its own, whose Generator has begun a batch that takes an hour."""
     endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
     scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={out}"],
-        env=os.environ | traces.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = start("run", str(material / "endless.yaml"), f"--out={out}", environment=os.environ | traces.environment)
     try:
-        wait_until(lambda: list(out.rglob("log.txt")) or process.poll() is not None, "the run began")
+        wait_until(lambda: list(out.rglob("log.txt")), "the run began", process=process)
         time.sleep(0.5)
         assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
         yield process
@@ -367,18 +275,12 @@ def busy_for_an_hour(
         pytest.param(os.kill, signal.SIGTERM, id="SIGTERM to the driver", marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_ends_everything_at_once(
-    send: Callable[[int, int], None],
-    number: signal.Signals,
-    material: Path,
-    traces: Traces,
-    tmp_path: Path,
-    wait_until: WaitUntil,
+def test_a_signal_ends_everything_at_once(
+    send: Callable[[int, int], None], number: signal.Signals, material: Path, traces: Traces, tmp_path: Path
 ) -> None:
-    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+    with busy_for_an_hour(material, traces, tmp_path) as process:
         send(process.pid, number)
-        errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
-    assert process.returncode == 130, errors
+        errors = finish(process, 130, 300.0)[1]  # not the hour that the Generator is busy for
     assert errors.splitlines()[-1].startswith("interrupted: what was measured so far is in")
     assert "SIGTERM received" not in errors  # of Ray's own, with a stack
     assert "Traceback" not in errors
@@ -388,41 +290,8 @@ def test_ctrl_c_ends_everything_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_a_signal_while_ray_starts_ends_it_and_leaves_nothing(
-    name: str, material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
-) -> None:
-    """To the group, as ``timeout`` sends it: Ray's own server would be gone, and Ray waits for that for 60 s."""
-    scenario_of(material, f"{PACED}transport: {{type: shared_memory}}\n", "starting")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", str(material / "starting.yaml"), f"--out={tmp_path}"],
-        env=os.environ | traces.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    driver = psutil.Process(process.pid)
-    try:
-        wait_until(
-            lambda: name in {each.name() for each in driver.children(recursive=True)}, f"{name} was started", 120
-        )
-        os.killpg(process.pid, signal.SIGTERM)
-        errors = process.communicate(timeout=50)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    assert errors.splitlines()[-1].startswith("interrupted"), errors
-    assert "Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []  # no run had begun
-    traces.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_a_killed_driver_leaves_no_process_and_no_folder(
-    material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
-) -> None:
-    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+def test_a_killed_driver_leaves_no_process_and_no_folder(material: Path, traces: Traces, tmp_path: Path) -> None:
+    with busy_for_an_hour(material, traces, tmp_path) as process:
         started = psutil.Process(process.pid).children(recursive=True)  # Ray's agents, for two, hide their environment
         assert len(started) > 5
         process.kill()
@@ -431,48 +300,25 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(
     traces.assert_nothing_left()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lane", ["generator", "scorer", "learner"])
-def test_a_stopped_part_is_a_stall_and_leaves_nothing(
-    material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil, lane: str
-) -> None:
-    pids: dict[str, int] = {}
-
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-        parts = factory(scenario, tracer, should_stop)
-        pids.update(parts.processes())
-        os.kill(pids[lane], signal.SIGSTOP)
-        return parts
-
-    scenario = scenario_of(material, f"{PACED}transport: {{type: shared_memory}}\nfaults: {{stall_after_s: 3}}\n")
-    with pytest.raises(RunStopped, match=rf"stall_after_s is 3\).*: {lane} has been in "):
-        run_scenario(scenario, tmp_path, quiet=True, build=build, show=unseen)
-    assert len(pids) == 3
-    wait_until(lambda: gone(list(pids.values())), "the stopped actor ended too", 10)
-
-
 # ---- wrong input
 
 
-def refusal(scenario: Scenario, factory: PartsFactory) -> UserError:
+@pytest.mark.parametrize(
+    ("old", "new", "first", "last"),
+    [
+        ("learner: {cpus: 0.5}", "learner: {cpus: 1000}", "1000.5 CPUs (learner 1000, 1 x gen", f" {usable_cores()}"),
+        ("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,", "CPU 0.5 + CPU 0.5 (", " on its nodes"),
+    ],
+)
+def test_more_than_there_is_is_refused_at_once(
+    old: str, new: str, first: str, last: str, material: Path, factory: PartsFactory
+) -> None:
+    scenario = scenario_of(material, f"{PACED.replace(old, new)}transport: {{type: nixl}}\n")
     with pytest.raises(UserError) as refused:
         factory(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
-    return refused.value
-
-
-def test_more_cpus_than_there_are_is_refused(material: Path, factory: PartsFactory) -> None:
-    greedy = PACED.replace("learner: {cpus: 0.5}", "learner: {cpus: 1000}")
-    error = refusal(scenario_of(material, f"{greedy}transport: {{type: nixl}}\n"), factory)
-    asked = "the parts ask for 1000.5 CPUs (learner 1000, 1 x generator 0.5, 1 x scorer 0), and this machine has "
-    assert error.what == f"{asked}{usable_cores()}"
-    assert error.where == "placement"
-
-
-def test_more_nodes_than_there_are_is_refused_at_once(material: Path, factory: PartsFactory) -> None:
-    apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
-    error = refusal(scenario_of(material, f"{apart}transport: {{type: object_store}}\n"), factory)
-    assert error.what.startswith("the parts ask for CPU 0.5 + CPU 0.5 (STRICT_SPREAD), and Ray has CPU ")
-    assert error.what.endswith(" on its nodes")
+    assert refused.value.what.startswith(f"the parts ask for {first}")
+    assert refused.value.what.endswith(last)
+    assert str(refused.value.where).startswith("placement")
 
 
 @pytest.mark.parametrize(
@@ -486,63 +332,11 @@ def test_more_nodes_than_there_are_is_refused_at_once(material: Path, factory: P
 )
 def test_an_address_without_a_cluster_is_refused_in_seconds(address: str, reason: str) -> None:
     """Ray itself tries for minutes. The session is refused before it has started or joined anything."""
-    from harness.run.actors.session import RaySession
-
     with pytest.raises(UserError) as refused:
         RaySession(address)
-    assert refused.value.what == f"there is no Ray cluster to join at {address}: {reason}"
+    assert refused.value.what.endswith(f" at {address}: {reason}")
     assert refused.value.where == f"placement.address: {address}"
     assert "ray start --head" in str(refused.value.fix)
-
-
-def test_a_model_folder_that_is_not_there_is_refused_before_ray_starts(traces: Traces, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "run", "quickstart", f"--out={tmp_path}", "--set=model.type=folder"]
-    command += ["--set=model.path=no/such/folder", "--set=transport.type=nixl"]
-    run = subprocess.run(
-        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert run.returncode == 2, run.stderr
-    assert run.stderr.splitlines()[1].startswith("error: "), run.stderr  # behind the line on the memory plan
-    assert "no/such/folder" in run.stderr
-    assert "Traceback" not in run.stderr
-    assert list(tmp_path.iterdir()) == []
-    traces.assert_nothing_left()
-
-
-SESSION = """
-import json, os
-from pathlib import Path
-
-import ray
-from harness.run.actors.session import RaySession
-
-os.umask(0o022)  # under which Ray itself would write ~/.ray/auth_token for everyone to read
-with RaySession(cpus=1, weights=10**8) as session:
-    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    modes = [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)]
-    held = ray.remote(lambda: os.environ["RAY_AUTH_TOKEN_PATH"]).remote()
-    same, store = ray.get(held) == str(token), ray.cluster_resources()["object_store_memory"]
-print(json.dumps([modes, same, store >= 10**8, "RAY_AUTH_TOKEN_PATH" in os.environ, token.exists()]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("trained")
-def test_the_token_of_the_ray_that_runs_is_this_users_alone() -> None:
-    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    assert [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)] == ["0o600", "0o700"]
-
-
-@pytest.mark.slow
-def test_no_other_user_can_read_the_token_of_a_local_ray(traces: Traces, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= traces.environment | {"HOME": str(tmp_path)}
-    run = subprocess.run(
-        [sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, timeout=240, check=True
-    )
-    assert json.loads(run.stdout.splitlines()[-1]) == [["0o600", "0o700"], True, True, False, False]
-    assert not (tmp_path / ".ray").exists()
-    traces.assert_nothing_left()
 
 
 # ---- a cluster
@@ -551,7 +345,6 @@ CLUSTER = """
 import json, os, sys
 from pathlib import Path
 
-import ray
 from ray.cluster_utils import Cluster
 
 from harness.run.actors.samplers import RemoteSamplers
@@ -559,22 +352,18 @@ from harness.run.factory import PartsFactory
 from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 
-store = 200 * 2**20
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": store, "include_dashboard": False}
-)
-cluster.add_node(num_cpus=1, object_store_memory=store)
+here = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args=here | {"include_dashboard": False})
+cluster.add_node(**here)
 nodes = {}
 
 
 def build(scenario, tracer, should_stop):
     parts = factory(scenario, tracer, should_stop)
-    for part in (*parts.generators, *parts.scorers, parts.learner):
-        nodes[part.lane] = part.part.facts.node_id
-    actors = [part.part for part in (*parts.generators, *parts.scorers, parts.learner)]
-    # both nodes are this machine; the Generator's stands for another one
-    there = lambda facts: facts.node_id == nodes["generator"]
-    parts.sample_elsewhere = lambda hz: RemoteSamplers(actors, hz, there)
+    ends = (*parts.generators, *parts.scorers, parts.learner)
+    nodes.update({end.lane: end.part.facts.node_id for end in ends})
+    is_there = lambda facts: facts.node_id == nodes["generator"]  # both nodes are this machine; one stands for another
+    parts.sample_elsewhere = lambda hz: RemoteSamplers([end.part for end in ends], hz, is_there)
     return parts
 
 
@@ -590,17 +379,12 @@ finally:
 
 
 @pytest.mark.slow
-def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
-    apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
-    text = f"{apart}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
-    scenario_of(material, text, "cluster")
+def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path) -> None:
+    text = f"{PACED}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
+    scenario_of(material, text.replace("colocated: false", "colocated: false, strategy: STRICT_SPREAD"), "cluster")
+    command = [sys.executable, "-c", CLUSTER, str(material / "cluster.yaml"), str(tmp_path)]
     run = subprocess.run(
-        [sys.executable, "-c", CLUSTER, str(material / "cluster.yaml"), str(tmp_path)],
-        env=os.environ | traces.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
     nodes = json.loads(run.stdout.splitlines()[-1])
@@ -609,12 +393,10 @@ def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_pat
     (finished,), _ = find_runs(tmp_path)
     assert finished.status == "completed"
     assert [row.version for row in finished.steps] == [1, 2, 3, 4]
-    assert versions_of(finished, "learner") == [0, 1, 2, 3, 4]
     assert_accounts_close(finished)
     counters = read_counters(finished.folder)
-    there = {source for source in sources(counters) if source.startswith("node1/")}
-    lanes = [lane for lane in nodes if nodes[lane] == nodes["generator"]]
-    assert there >= {"node1/sampler", "node1/host", *(f"node1/{lane}" for lane in lanes)}
+    lanes = {f"node1/{lane}" for lane in nodes if nodes[lane] == nodes["generator"]}
+    assert {*sources(counters)} >= {"node1/sampler", "node1/host", *lanes}
     times = [row.at_ns for row in counters if row.source == "node1/host"]
     assert times == sorted(times)
     wait_until(lambda: not traces.processes(), "the cluster's processes ended", 10)

@@ -1,11 +1,8 @@
 """``python -m harness evaluate`` and ``dataset`` with a real model and the native engine."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +12,8 @@ import pytest
 from harness.cli import main
 from harness.learner.warm_start import initial_policy
 from harness.models.storage import save_policy
+from tests.e2e.conftest import finish, start, wait_until
 
-PROJECT = Path(__file__).resolve().parents[2]
 PROMPTS = 12
 WAITING = """
 import time
@@ -41,14 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (made / "waiting.py").write_text(WAITING)
     return made
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "harness", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
 
 
 class Done(NamedTuple):
@@ -88,35 +77,28 @@ def untimed(folder: Path) -> dict:
     return {**results, "metrics": {name: value for name, value in results["metrics"].items() if name not in timed}}
 
 
-def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal once two batches are done and the third is held up; return exit code and what was said."""
-    process = subprocess.Popen(
-        command(*evaluate(out)), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 240
-    while not (folder / "held").exists():
-        assert process.poll() is None, "it ended by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals, code: int) -> str:
+    """Send a signal once two batches are done and the third is held up; return what was said."""
+    process = start(*evaluate(out), cwd=folder)
+    wait_until((folder / "held").exists, "the third batch", process=process, pause_s=0.01)
     process.send_signal(number)
-    said = process.communicate(timeout=300)[1].decode()
+    said = finish(process, code)[1]
     (folder / "held").unlink()
-    return process.returncode, said
+    return said
 
 
 @pytest.mark.slow
 def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path, harness: Callable[..., Done]) -> None:
-    code, _ = stopped_in_the_third_batch(folder, "killed", signal.SIGKILL)
-    assert code == -signal.SIGKILL
+    stopped_in_the_third_batch(folder, "killed", signal.SIGKILL, -signal.SIGKILL)
     assert responses(folder / "killed").count(b"\n") == 4
     assert json.loads((folder / "killed" / "evaluation.json").read_text())["status"] == "incomplete"
     with (folder / "killed" / "responses.jsonl").open("ab") as stream:
         stream.write(b'{"prompt_id": 4, "prom')  # as where it is killed while it writes
 
-    code, said = stopped_in_the_third_batch(folder, "killed", signal.SIGINT)
-    assert (code, "Traceback" in said) == (130, False)
-    assert "going on after 4 of 12 prompts in killed; 1 lines of an unfinished batch were dropped" in said
-    assert "4 of 12 prompts are done and kept in killed; the same command continues from there" in said
+    said = stopped_in_the_third_batch(folder, "killed", signal.SIGINT, 130)
+    assert "Traceback" not in said
+    assert "after 4 of 12 prompts in killed; 1 lines of an unfinished batch were dropped" in said
+    assert "4 of 12 prompts are done and kept in killed" in said
 
     (folder / "go").touch()
     again, whole = harness(*evaluate("killed")), harness(*evaluate("whole"))
@@ -152,64 +134,42 @@ def test_nothing_kept_names_a_folder_of_this_machine(folder: Path, harness: Call
     assert (settings["model"], settings["data"], settings["max_tokens"]) == ("tiny", "rows.jsonl", 24)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--model", "none"], "none"),
-        (["--model", "preset:huge"], "there is no preset 'huge'; the presets are tiny, small"),
-        (["--max-tokens", "9999"], "set --max-tokens to at most"),
-        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more\n  where: --temperature\n"),
-        (["--temperature", "nan"], "temperature and top-p must be numbers"),
-        (["--top-p", "0"], "top_p is 0.0, must be above 0"),
-        (["--batch", "0"], "--batch: '0' must be a whole number of at least 1"),
-        (["--samples", "x"], "--samples: 'x' must be a whole number of at least 1"),
-        (["--data", "none.jsonl"], "there is no such file"),
+BAD = {
+    "evaluate": [
+        (["--model", "none"], "none", ""),
+        (["--model", "preset:huge"], "the presets are tiny, small", ""),
+        (["--max-tokens", "9999"], "9999", "set --max-tokens to at most"),
+        (["--temperature", "-1"], "temperature is -1.0", "where: --temperature\n"),
+        (["--temperature", "nan"], "temperature", "must be numbers"),
+        (["--top-p", "0"], "top_p is 0.0, must be above 0", ""),
+        (["--batch", "0"], "--batch: '0'", "at least 1"),
+        (["--samples", "x"], "--samples: 'x'", "at least 1"),
+        (["--data", "none.jsonl"], "none.jsonl", ""),
+        (["--device", "cpu"], "'--device' is no longer offered", "CUDA_VISIBLE_DEVICES"),
+        (["--format", "json"], "'--format' is no longer offered", "--json"),
     ],
-)
-def test_bad_input_is_one_clear_error(
-    folder: Path, harness: Callable[..., Done], arguments: list[str], expected: str
-) -> None:
-    done = harness(*evaluate("bad"), *arguments)
-    assert (done.code, done.stdout) == (2, "")
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (folder / "bad").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what", "where"),
-    [
-        (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "--keywords"),
-        (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "--max-tokens"),
-        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more", "--temperature"),
-        (["--chat"], "the model's tokenizer has no chat template", "--chat"),
-        (["-o", "."], "the data set's folder is the current one; it must be new", "."),
+    "dataset": [
+        (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "where: --keywords\n"),
+        (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "where: --max-tokens\n"),
+        (["--temperature", "-1"], "temperature is -1.0", "where: --temperature\n"),
+        (["--chat"], "no chat template", "where: --chat\n"),
+        (["-o", "."], "must be new", "where: .\n"),
+        (["--top-p", "0.9"], "'--top-p' is no longer offered", "--temperature"),
     ],
-)
-def test_bad_input_to_dataset_is_one_clear_error(
-    harness: Callable[..., Done], arguments: list[str], what: str, where: str
-) -> None:
-    done = harness("dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "bad", *arguments)
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {what}")
-    assert f"\n  where: {where}\n  fix:   " in done.stderr
-    assert not Path("bad").exists()
+}
+"""Arguments, and two parts of what is said of them."""
 
 
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        (("evaluate", "--model", "tiny", "--device", "cpu"), "an empty CUDA_VISIBLE_DEVICES hides it"),
-        (("evaluate", "--model", "tiny", "--format", "json"), "--json"),
-        (("dataset", "keywords", "--model", "tiny", "-n", "5", "--top-p", "0.9"), "--temperature"),
-    ],
-)
-def test_arguments_that_are_gone_are_refused_with_what_to_use(
-    harness: Callable[..., Done], command: tuple[str, ...], instead: str
-) -> None:
-    done = harness(*command)
-    assert (done.code, f"error: {command[-2]!r} is no longer offered" in done.stderr) == (2, True)
-    assert instead in done.stderr
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error(folder: Path, harness: Callable[..., Done], name: str) -> None:
+    keywords = ["dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "bad"]
+    wrong = []
+    for arguments, *parts in BAD[name]:
+        done = harness(*(evaluate("bad") if name == "evaluate" else keywords), *arguments)
+        said = (done.code, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+        if not said or not all(part in done.stderr for part in parts) or (folder / "bad").exists():
+            wrong.append((arguments, done))
+    assert wrong == []
 
 
 def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callable[..., Done]) -> None:
@@ -220,13 +180,6 @@ def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callab
     tokens = json.loads((folder / "long" / "evaluation.json").read_text())["settings"]["max_tokens"]
     assert f"a response may have {tokens} tokens: more do not fit the context of 256\n" in done.stderr
     assert "a response may have" not in harness("evaluate", *asked, "-o", "long").stderr
-
-
-@pytest.mark.parametrize("name", ["evaluate", "dataset"])
-def test_help_has_an_example(harness: Callable[..., Done], name: str) -> None:
-    done = harness(name, "--help")
-    assert done.code == 0
-    assert f"python -m harness {name} " in done.stdout
 
 
 def test_a_model_that_writes_no_sentences_makes_no_data_set(folder: Path, harness: Callable[..., Done]) -> None:

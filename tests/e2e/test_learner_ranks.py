@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,17 +15,12 @@ from safetensors.torch import load_file
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.results import Run, find_runs
-from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.recorded_run import RecordedRun, Work
-from tests.e2e.test_actors import unseen
+from tests.e2e.conftest import ended, run_all, scenario_of, wait_until
 from tests.run_folders import loop_accounts
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 
@@ -45,24 +39,28 @@ transport: {type: shared_memory}
 """
 
 
-@pytest.fixture(scope="module")
-def factory(own_traces: Traces) -> Iterator[PartsFactory]:
-    """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with PartsFactory() as factory:
-        yield factory
-    own_traces.assert_nothing_left()
-
-
-def scenario_of(folder: Path, text: str) -> Scenario:
-    file = folder / "trial.yaml"
-    file.write_text(text)
-    return load_scenario(str(file))
-
-
-def runs_in(folder: Path) -> dict[str, Run]:
-    runs, damaged = find_runs(folder)
-    assert damaged == []
+def by_name(runs: list[Run]) -> dict[str, Run]:
     return {run.folder.name: run for run in runs}
+
+
+def _working_s(stages_s: Mapping[str, float]) -> float:
+    return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
+
+
+def assert_lanes_close(run: Run) -> None:
+    """Those of both ranks; what they do at the same time counts once in a step's stages."""
+    accounts, ranks = loop_accounts(run), ("learner/0", "learner/1")
+    for lane in ranks:
+        account = accounts[lane]
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns
+        assert account.unattributed_ns < 0.05 * account.wall_ns, lane  # 0.01 on a machine with nothing else to do
+    for row in run.steps:
+        both = [_working_s(row.lanes[lane]) for lane in ranks]
+        others = sum(_working_s(row.lanes[lane]) for lane in ("generator", "scorer"))
+        assert max(both) - 1e-6 <= _working_s(row.stages_s) - others < sum(both)
+        assert [rank.tokens > 0 for rank in row.ranks] == [True, True]
+    calls = [call.work for call in RecordedRun(run).calls()[0] if call.lane == "learner"]
+    assert [calls.count(work) for work in (Work.PUBLISH, Work.UPDATE)] == [4, 3]  # one of each for the loop
 
 
 @pytest.mark.slow
@@ -75,13 +73,12 @@ arms:
   ddp: {placement.learner.ranks: 2, learner.sharding: ddp}
   fsdp2: {placement.learner.ranks: 2, learner.sharding: fsdp2, learner.publish: rank0}
 """
-    scenario = scenario_of(tmp_path, TINY + arms)
-    assert run_scenario(scenario, tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
-    runs = runs_in(tmp_path / "out")
+    runs = by_name(run_all(scenario_of(tmp_path, TINY + arms), tmp_path / "out", factory))
     one = runs["one"]
     trained = load_file(one.folder / "policy" / "model.safetensors")
     for name in ("ddp", "fsdp2"):
         run = runs[name]
+        assert_lanes_close(run)
         assert [row.version for row in run.steps] == [1, 2, 3]
         for row, wanted in zip(run.steps, one.steps, strict=True):
             assert row.metric("reward/total") == wanted.metric("reward/total")
@@ -94,25 +91,6 @@ arms:
         assert saved.keys() == trained.keys()
         for tensor_name, tensor in saved.items():
             torch.testing.assert_close(tensor, trained[tensor_name], rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["fsdp2", "ddp"])
-def test_two_ranks_with_lag_replay_and_several_passes(sharding: str, factory: PartsFactory, tmp_path: Path) -> None:
-    text = f"""{TINY}
-max_lag: 2
-lag_control: drop
-replay: {{capacity: 6, sample_groups: 5}}
-loss: {{proximal: recompute, importance: {{mode: tis}}}}
-placement: {{colocated: false, learner: {{ranks: 2, cpus: 0.5}}, generator: {{cpus: 0.5}}}}
-learner: {{sharding: {sharding}}}
-""".replace("loss: {kl: {coefficient: 0.1}}\n", "")
-    scenario = scenario_of(tmp_path, text)
-    assert run_scenario(scenario, tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
-    (run,) = runs_in(tmp_path / "out").values()
-    assert run.status == "completed"
-    assert [row.version for row in run.steps] == [1, 2, 3]
-    assert all(sum(row.lags.values()) == 20 for row in run.steps[1:])  # 5 groups of 4
 
 
 COMBINATIONS = """
@@ -130,16 +108,6 @@ arms:
     max_lag: 2
     lag_control: in_flight
     transport: {type: object_store_numpy}
-    learner: {sharding: ddp}
-  drop_disk:
-    epochs_per_batch: 1
-    max_lag: 2
-    lag_control: drop
-    transport: {type: disk}
-  k4_replay_store:
-    epochs_per_batch: 4
-    replay: {capacity: 6}
-    transport: {type: object_store}
     learner: {sharding: ddp, publish: per_tensor}
 """
 
@@ -148,15 +116,14 @@ arms:
 def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_path: Path) -> None:
     """Each weight sync is proven by checksum, and by log-probs of Learner and engine for the same tokens."""
     text = TINY.replace("loss: {kl: {coefficient: 0.1}}\n", "") + COMBINATIONS
-    assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
-    runs = runs_in(tmp_path / "out")
-    assert set(runs) == {"k4_lag_replay_nixl", "in_flight_numpy", "drop_disk", "k4_replay_store"}
+    runs = by_name(run_all(scenario_of(tmp_path, text), tmp_path / "out", factory))
+    assert set(runs) == {"k4_lag_replay_nixl", "in_flight_numpy"}
     for name, run in runs.items():
         assert run.status == "completed", name
         assert [row.version for row in run.steps] == [1, 2, 3]
         groups = 5 if name == "k4_lag_replay_nixl" else 3
         assert [sum(row.lags.values()) for row in run.steps[1:]] == [4 * groups] * 2, name
-        assert run.steps[-1].optimizer_steps == {"drop_disk": 1, "in_flight_numpy": 2}.get(name, 4), name
+        assert run.steps[-1].optimizer_steps == {"in_flight_numpy": 2}.get(name, 4), name
         balance = run.steps[-1].metric("balance/tokens_max_over_mean")
         assert balance is not None
         assert 1 <= balance.value <= 2, name
@@ -164,95 +131,35 @@ def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_by_its_name(
-    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "learner/1 died"), (signal.SIGSTOP, "stall_after_s")])
+def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_every_process(
+    number: signal.Signals, said: str, factory: PartsFactory, tmp_path: Path
 ) -> None:
     pids: dict[str, int] = {}
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = factory(scenario, tracer, should_stop)
         pids.update(parts.processes())
-        threading.Timer(2.0, os.kill, [pids["learner/1"], signal.SIGKILL]).start()
-        return parts
 
-    text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: fsdp2}}\n".replace(
-        "steps: 3", "steps: 500"
-    )
-    with pytest.raises(RunStopped, match="learner/1 died"):
-        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=build, show=unseen)
-    (run,) = runs_in(tmp_path / "out").values()
-    assert run.status == "failed"
-    assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "processes ended", 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["fsdp2", "ddp"])
-def test_a_loss_that_is_not_finite_ends_the_run_with_its_numbers(
-    sharding: str, factory: PartsFactory, tmp_path: Path
-) -> None:
-    """The first optimizer step multiplies the weights by -1e45, which float32 cannot hold."""
-    text = f"""{TINY}
-placement: {{learner: {{ranks: 2}}}}
-learner: {{sharding: {sharding}}}
-""".replace("learning_rate: 0.001", "learning_rate: 1.0e+15, weight_decay: 1.0e+30")
-    with pytest.raises(RunStopped, match=r"the loss is nan .* at training step 0, epoch 1"):
-        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen)
-    (run,) = runs_in(tmp_path / "out").values()
-    assert (run.status, len(run.steps)) == ("failed", 0)
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last(
-    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-        parts = factory(scenario, tracer, should_stop)
-
-        def stop() -> None:
+        def strike() -> None:
             files = (tmp_path / "out").glob
             wait_until(lambda: any(path.stat().st_size for path in files("*/*/steps.jsonl")), "a training step")
-            os.kill(parts.processes()["learner/1"], signal.SIGSTOP)
+            os.kill(pids["learner/1"], number)
 
-        threading.Thread(target=stop, daemon=True).start()
+        threading.Thread(target=strike, daemon=True).start()
         return parts
 
-    text = f"""{TINY}
-placement: {{learner: {{ranks: 2}}}}
-learner: {{sharding: ddp}}
-faults: {{stall_after_s: 40}}
-""".replace("steps: 3", "steps: 100000")
-    with pytest.raises(RunStopped, match="stall_after_s"):
-        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=build, show=unseen)
-    (run,) = runs_in(tmp_path / "out").values()
+    more = "placement: {learner: {ranks: 2}}\nlearner: {sharding: ddp}\nfaults: {stall_after_s: 40}\n"
+    scenario = scenario_of(tmp_path, TINY + more, changes=["steps=100000"])
+    with pytest.raises(RunStopped, match=said):
+        run_all(scenario, tmp_path / "out", build)
+    (run,), _ = find_runs(tmp_path / "out")
     assert (run.status, len(run.steps) > 0) == ("failed", True)
-    log = (run.folder / "log.txt").read_text()
-    for rank in range(2):
-        assert f"stacks of learner/{rank} (process " in log
-        assert f"learner/{rank} last: " in log
-    said = {rank: log.partition(f"learner/{rank} last: ")[2].partition("\n")[0] for rank in range(2)}
-    assert all("agreement on the plan of training step" in line for line in said.values())
-
-
-def _working_s(stages_s: Mapping[str, float]) -> float:
-    return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
-
-
-@pytest.mark.slow
-def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory: PartsFactory, tmp_path: Path) -> None:
-    text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: ddp}}\n"
-    assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
-    (run,) = runs_in(tmp_path / "out").values()
-    accounts = loop_accounts(run)
-    assert {"learner/0", "learner/1"} <= set(accounts)
-    for lane in ("learner/0", "learner/1"):
-        account = accounts[lane]
-        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns
-        assert account.unattributed_ns < 0.05 * account.wall_ns, lane  # 0.01 on a machine with nothing else to do
-    for row in run.steps:
-        both = [_working_s(row.lanes[lane]) for lane in ("learner/0", "learner/1")]
-        others = sum(_working_s(row.lanes[lane]) for lane in ("generator", "scorer"))
-        assert max(both) - 1e-6 <= _working_s(row.stages_s) - others < sum(both)
-        assert [rank.tokens > 0 for rank in row.ranks] == [True, True]
-    calls = [call.work for call in RecordedRun(run).calls()[0] if call.lane == "learner"]
-    assert [calls.count(work) for work in (Work.PUBLISH, Work.UPDATE)] == [4, 3]  # one of each for the loop
+    assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
+    wait_until(lambda: ended(pids.values()), "processes ended", 10)
+    if number == signal.SIGSTOP:
+        log = (run.folder / "log.txt").read_text()
+        for rank in range(2):
+            assert f"stacks of learner/{rank} (process " in log
+            last = log.partition(f"learner/{rank} last: ")[2].partition("\n")[0]
+            assert "agreement on the plan of training step" in last

@@ -8,7 +8,8 @@ import pytest
 
 from harness.run.recompute import TOLERANCE, recompute
 from harness.scenario.load import load_scenario
-from tests.e2e.test_resume_killed import RANKS, command, finished, run_folder
+from tests.e2e.conftest import finish
+from tests.e2e.test_resume_killed import RANKS, command, run_folder
 from tests.run.test_resume_run import SCENARIO, write_scenario
 
 pytestmark = pytest.mark.slow
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_a_step_of_two_ranks_is_recomputed_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = SCENARIO.replace("{every: 2}", "{keep_steps: [0, 2]}").replace("steps: 8", "steps: 3")
     write_scenario(tmp_path, kept + RANKS)
-    finished(command(tmp_path, "resumed.yaml", "--out", "out"))
+    finish(command(tmp_path, "resumed.yaml", "--out", "out"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for step in (0, 2):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.cli import main as harness
-from harness.core.trace import Span, Stage
-from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.results import EvaluationRow, Manifest, RolloutRow, RunFolder, Scrubber, StepRow, TailRow, store_metrics
+from harness.core.types import ExampleRollout, Metric
 from tests.e2e.browser import Browser, find_chromium, main
+from tests.run_folders import RunPlan, write_run
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
 EVIL = '<script>document.title="owned";window.owned=1</script><img src=x onerror="window.owned=1;document.title=1">'
+PATHS = (("fill", "update"), ("stroke", "grid"), ("stroke", "arm-1"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -25,36 +26,16 @@ pytestmark = [
 
 
 def _write_arm(root: Path, arm: str) -> None:
-    """Write a run of three steps of 1 s: generate 0.4 s, update 0.6 s; every text of it is an attack."""
-    run = RunFolder.create(root, "attack", "20261121-120000", arm, scrubber=Scrubber("/h", "/c", "host", "user"))
-    run.write_scenario("steps: 3\ndescription: '</title>" + EVIL.replace("'", "") + "'\n")
-    manifest = Manifest(
-        scenario=EVIL, experiment="20261121-120000", started_at="2026-11-21T12:00:00.000Z", arm=f"{arm} {EVIL}",
-        machine={"cpu": EVIL}, versions={"python": EVIL}, commit="abc",
-    )  # fmt: skip
-    run.write_manifest(manifest)
-    for step in range(3):
-        at = step * 1_000_000_000
-        spans = [
-            Span("generator", Stage.GENERATE, at, at + 400_000_000, step, step),
-            Span("learner", Stage.WAIT_FOR_BATCH, at, at + 400_000_000, step, step),
-            Span("learner", Stage.UPDATE, at + 400_000_000, at + 1_000_000_000, step, step),
-        ]
-        lanes = {"generator": {"generate": 0.4}, "learner": {"wait_for_batch": 0.4, "update": 0.6}}
-        metrics = {"grad_norm": Metric(1.0 + step)}
-        reward = {"validation/reward": Metric(0.2 + 0.1 * step, count=8)}
-        run.append_spans(spans)
-        run.append(EvaluationRow(version=step, step=step, elapsed_s=float(step), metrics=store_metrics(reward)))
-        times = {"wall_s": 1.0, "elapsed_s": step + 1.0}
-        run.append(
-            StepRow(
-                step=step, version=step + 1, optimizer_steps=1, lanes=lanes, metrics=store_metrics(metrics), **times
-            )
-        )
-    run.append(TailRow(wall_s=0.0, elapsed_s=3.0, lanes={}))
+    """Write a run every text of which is an attack."""
     texts = [ExampleRollout(f"Say {EVIL}", f"</pre>{EVIL}", EVIL, float(v > 0), 5, "stop", v) for v in (0, 2)]
-    run.append(*(RolloutRow.of(it, Purpose.EVALUATE) for it in texts))
-    run.finish("completed", None, {})
+    plan = RunPlan(
+        scenario="attack", arm=arm, steps=3, rollouts=texts, machine={"cpu": EVIL}, versions={"python": EVIL},
+        settings="steps: 3\ndescription: '</title>" + EVIL.replace("'", "") + "'\n",
+        evaluations={step: (0.2 + 0.1 * step, 5.0) for step in range(3)},
+        metrics=lambda step: {"grad_norm": Metric(1.0 + step)},
+    )  # fmt: skip
+    manifest = write_run(root, plan).folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"scenario": EVIL, "arm": f"{arm} {EVIL}"}))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +45,7 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arm in ("sync", "lag"):
         _write_arm(root, arm)
     out = tmp_path_factory.mktemp("report") / "report.html"
-    assert harness(["report", str(root), "--out", str(out)]) == 0
+    assert harness(["report", str(root), "-o", str(out)]) == 0
     return out
 
 
@@ -72,7 +53,7 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of four arms, with all their sections open."""
     out = tmp_path_factory.mktemp("page") / "report.html"
-    assert harness(["report", str(REFERENCE / "sync_k"), "--out", str(out)]) == 0
+    assert harness(["report", str(REFERENCE / "sync_k"), "-o", str(out)]) == 0
     out.write_text(out.read_text().replace("<details>", "<details open>"))
     return out
 
@@ -132,23 +113,6 @@ def test_nothing_is_refused_nothing_is_asked_for_and_nothing_scrolls_sideways(
     assert _complaints(browser) == []
 
 
-def test_a_refused_style_would_be_seen(browser: Browser, written: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.html"
-    broken.write_text(written.read_text().replace("<text ", '<text style="fill:red" ', 1))
-    browser.open(broken)
-    refused = [event for event in browser.events if event.get("method") == "Log.entryAdded"]
-    assert "Content Security Policy" in str(refused)
-
-
-def test_the_style_sheet_is_in_force_and_follows_the_readers_colours(browser: Browser, written: Path) -> None:
-    colours = []
-    for dark in (False, True):
-        browser.screen(1280, dark=dark)
-        browser.open(written)
-        colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
-    assert colours == ["rgb(250, 250, 248)", "rgb(19, 22, 25)"]
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_enough_contrast(browser: Browser, written: Path, dark: bool) -> None:
     browser.screen(1280, dark=dark)
@@ -182,39 +146,26 @@ def test_texts_of_charts_are_large_enough_at_390_pixels_and_do_not_overlap(brows
         assert browser.value(_OVERLAPS) == []
 
 
-def test_charts_follow_the_readers_colours(browser: Browser, written: Path) -> None:
+def test_page_and_charts_follow_the_readers_colours(browser: Browser, written: Path) -> None:
+    places = [("svg text", "fill"), *((f'svg path[{name}^="var(--{colour}"]', name) for name, colour in PATHS)]
     colours = []
     for dark in (False, True):
         browser.screen(1280, dark=dark)
         browser.open(written)
         of = "getComputedStyle(document.querySelector('{}')).{}"
-        colours.append((
-            browser.value(of.format("svg text", "fill")),
-            browser.value(of.format('svg path[fill^="var(--update"]', "fill")),
-            browser.value(of.format('svg path[stroke^="var(--grid"]', "stroke")),
-            browser.value(of.format('svg path[stroke^="var(--arm-1"]', "stroke")),
-        ))  # fmt: skip
-    assert colours == [
-        ("rgb(28, 33, 38)", "rgb(213, 94, 0)", "rgb(228, 231, 234)", "rgb(0, 130, 250)"),
-        ("rgb(229, 232, 235)", "rgb(228, 112, 42)", "rgb(46, 52, 58)", "rgb(40, 130, 250)"),
-    ]
+        colours.append([browser.value(of.format(*place)) for place in [("body", "backgroundColor"), *places]])
+    assert [light for light, dark in zip(*colours, strict=True) if light == dark] == []
 
 
-def test_pictures_and_a_printout(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(written), "-o", str(tmp_path), "--height", "700"]) == 0
-    names = ["report_light.png", "report_dark.png", "report_narrow.png", "report.pdf"]
+def test_pictures(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(written), "-o", str(tmp_path), "--height", "700"])
+    names = ["report_light.png", "report_dark.png", "report_narrow.png"]
     assert capsys.readouterr().out.splitlines() == [f"picture: {tmp_path / name}" for name in names]
-    sizes = [(tmp_path / name).read_bytes()[16:24] for name in names[:3]]
-    assert [(int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big")) for size in sizes] == [
-        (1280, 700),
-        (1280, 700),
-        (390, 700),
-    ]
-    printed = (tmp_path / "report.pdf").read_bytes()
-    assert printed.startswith(b"%PDF-")
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 2
-    assert main([str(tmp_path / "nowhere.html"), "-o", str(tmp_path)]) == 2
-    assert "is no file" in capsys.readouterr().err
+    sizes = [struct.unpack(">II", (tmp_path / name).read_bytes()[16:24]) for name in names]
+    assert sizes == [(1280, 700), (1280, 700), (390, 700)]
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "nowhere.html"), "-o", str(tmp_path)])
+    assert "nowhere.html' is no file" in capsys.readouterr().err
 
 
 _CONTRASTS = """(() => {

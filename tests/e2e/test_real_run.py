@@ -8,9 +8,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from harness.results import Run, find_runs
+from tests.e2e.conftest import finish, start, wait_until
 from tests.run_folders import loop_accounts
 
 TINY = [
@@ -39,12 +38,8 @@ def environment(
     return packages_of("train") | {"XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "harness", *arguments]
-
-
-def run_to_end(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600, check=False)
+def quickstart(out: Path, environment: dict[str, str], *settings: str, **more: Any) -> subprocess.Popen[str]:
+    return start("run", "quickstart", *settings, f"--out={out}", environment=environment, **more)
 
 
 def only_run(folder: Path) -> Run:
@@ -57,9 +52,7 @@ def only_run(folder: Path) -> Run:
 def finished(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One quickstart on `tiny`; the results folder and what was printed."""
     out = tmp_path_factory.mktemp("finished")
-    run = run_to_end(command("run", "quickstart", *TINY, "--set=steps=4", f"--out={out}"), environment)
-    assert run.returncode == 0, run.stderr
-    return out, run.stdout
+    return out, finish(quickstart(out, environment, *TINY, "--set=steps=4"))[0]
 
 
 def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
@@ -70,11 +63,15 @@ def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
     assert run.manifest.parameters is not None
     assert run.manifest.end_tokens == {"1": "<|eos|>"}
     for row in run.steps:
-        loss, length = row.metric("loss"), row.metric("response_length")
-        assert loss is not None
+        assert row.metric("loss") is not None
+        length = row.metric("response_length")
         assert length is not None
-        assert length.count == 32
-        assert 1 <= length.value <= 32
+        assert (length.count, 1 <= length.value <= 32) == (32, True)
+    accounts = loop_accounts(run)
+    assert set(accounts) == {"generator", "scorer", "learner"}
+    for account in accounts.values():
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0
+        assert account.unattributed_ns >= 0
     weights = {path.name for path in (run.folder / "policy").iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= weights
 
@@ -84,8 +81,7 @@ def test_the_same_seed_on_as_many_threads_repeats_everything_but_times(
     finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Bit for bit, with responses of unlike lengths, whose rows leave the batch one after the other."""
-    again = run_to_end(command("run", "quickstart", *TINY, "--set=steps=4", f"--out={tmp_path}"), environment)
-    assert again.returncode == 0, again.stderr
+    finish(quickstart(tmp_path, environment, *TINY, "--set=steps=4"))
     one, other = only_run(finished[0]), only_run(tmp_path)
     for name in ("groups.jsonl", "rollouts.jsonl", "policy/model.safetensors"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
@@ -107,14 +103,6 @@ def test_stages_come_in_the_order_of_a_training_step(finished: tuple[Path, str])
     step = ["generate", "score", "prepare_batch", "update", "weight_publish", "weight_transfer", "weight_load"]
     evaluated = [*step, "evaluate", "evaluate"]  # by the Generator and by the Scorer
     assert order == start + step + evaluated + step + evaluated + ["save_policy"]
-
-
-def test_every_lane_closes_its_account(finished: tuple[Path, str]) -> None:
-    accounts = loop_accounts(only_run(finished[0]))
-    assert set(accounts) == {"generator", "scorer", "learner"}
-    for account in accounts.values():
-        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0
-        assert account.unattributed_ns >= 0
 
 
 def test_the_output_names_stages_rewards_and_pictures(finished: tuple[Path, str]) -> None:
@@ -141,71 +129,54 @@ def test_the_saved_policy_can_be_trained_further(
     finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     policy = only_run(finished[0]).folder / "policy"
-    run = run_to_end(
-        command(
-            "run",
-            "quickstart",
-            *TINY[2:],
-            "--set=steps=1",
-            "--set=model.type=folder",
-            f"--set=model.path={policy}",
-            "--set=save_policy=false",
-            f"--out={tmp_path}",
-        ),
-        environment,
-    )
-    assert run.returncode == 0, run.stderr
-    first = only_run(tmp_path).evaluations[0].metric("validation/reward")
-    last = only_run(finished[0]).evaluations[-1].metric("validation/reward")
-    assert first is not None
-    assert last is not None
-    assert first.value == pytest.approx(last.value, abs=1e-9)  # the same weights, prompts and seed
+    more = ["--set=steps=1", "--set=save_policy=false", "--set=model.type=folder", f"--set=model.path={policy}"]
+    finish(quickstart(tmp_path, environment, *TINY[2:], *more))
+    first, last = only_run(tmp_path).evaluations[0], only_run(finished[0]).evaluations[-1]
+    rewards = [row.metrics["validation/reward"]["mean"] for row in (first, last)]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-9)  # the same weights, prompts and seed
 
 
 @contextmanager
-def endless_run(environment: dict[str, str], out: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={out}"),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def endless_run(environment: dict[str, str], out: Path, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    process = quickstart(out, environment, *TINY, "--set=steps=100000", prefix=prefix)
     try:
         yield process
     finally:
         process.kill()
 
 
+IGNORED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""A shell without job control starts background jobs like this, with SIGINT ignored."""
+
+
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+    ("number", "prefix"),
+    [
+        pytest.param(signal.SIGINT, (), id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, (), id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, IGNORED, id="SIGTERM in the background", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_stays_readable(
-    number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path
+    number: signal.Signals, prefix: tuple[str, ...], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with endless_run(environment, tmp_path) as process:
-        wait_for_steps(tmp_path, process, 3)
+    with endless_run(environment, tmp_path, prefix) as process:
+        wait_until(lambda: steps_in(tmp_path) >= 3, "three steps", process=process)
         process.send_signal(number)
-        errors = process.communicate(timeout=300)[1]
-    assert process.returncode == 130
+        errors = finish(process, 130, 300.0)[1]
     assert "what was measured so far is in" in errors
     assert "Traceback" not in errors
     run = only_run(tmp_path)
-    assert run.status == "interrupted"
-    assert len(run.steps) >= 3
+    assert (run.status, len(run.steps) >= 3) == ("interrupted", True)
 
 
 def test_sigterm_before_the_run_has_begun_is_ctrl_c_too(environment: dict[str, str], tmp_path: Path) -> None:
     """As soon as the command hears it: while it imports, or loads the scenario."""
     with endless_run(environment, tmp_path) as process:
-        deadline = time.monotonic() + 300
-        while not hears(process.pid, signal.SIGTERM):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: hears(process.pid, signal.SIGTERM), "SIGTERM is heard", process=process, pause_s=0.001)
         process.send_signal(signal.SIGTERM)
-        errors = process.communicate(timeout=300)[1]
-    assert (process.returncode, errors.splitlines()[-1][:11]) == (130, "interrupted")
+        errors = finish(process, 130, 300.0)[1]
+    assert errors.splitlines()[-1].startswith("interrupted")
 
 
 def hears(pid: int, number: signal.Signals) -> bool:
@@ -213,51 +184,7 @@ def hears(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-@pytest.mark.slow
-def test_sigterm_is_heard_by_a_job_that_ignores_ctrl_c(
-    environment: dict[str, str], finished: object, tmp_path: Path
-) -> None:
-    """A shell without job control starts background jobs with SIGINT ignored."""
-    endless = command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}")
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *endless],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_steps(tmp_path, process, 1)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert only_run(tmp_path).status == "interrupted"
-
-
-def wait_for_steps(folder: Path, process: subprocess.Popen[str], steps: int) -> None:
-    """Return once so many training steps are on disk."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        for file in folder.rglob("steps.jsonl"):
-            if sum(json.loads(line)["kind"] == "step" for line in file.read_text().splitlines()) >= steps:
-                return
-        time.sleep(0.05)
-    pytest.fail(f"no {steps} steps: {process.communicate()[1] if process.poll() is not None else 'too slow'}")
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(
-    environment: dict[str, str], finished: object, tmp_path: Path
-) -> None:
-    run = run_to_end(
-        command(
-            "run", "quickstart", *TINY, "--set=steps=30", "--set=optimizer.learning_rate=1e30", f"--out={tmp_path}"
-        ),
-        environment,
-    )
-    assert run.returncode == 1, run.stderr
-    assert "Traceback" not in run.stderr
-    assert only_run(tmp_path).status == "failed"
-    assert only_run(tmp_path).manifest.error is not None
+def steps_in(folder: Path) -> int:
+    """Training steps that are on disk."""
+    lines = [line for file in folder.rglob("steps.jsonl") for line in file.read_text().splitlines()]
+    return sum(json.loads(line)["kind"] == "step" for line in lines)

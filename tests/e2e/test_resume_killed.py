@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from harness.results import load_run
+from tests.e2e.conftest import finish, start, wait_until
 from tests.run.test_resume_run import SCENARIO, rows, write_scenario
 
 pytestmark = pytest.mark.slow
-DEADLINE_S = 240.0
+POLICY = "policy/model.safetensors"
 ONE_PROCESS = """
 faults: {delays: {update: 0.3}}
 """
@@ -26,8 +22,8 @@ ACTORS = """
 faults: {delays: {update: 0.3}}
 transport: {type: shared_memory}
 placement: {learner: {cpus: 0.5}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
+checkpoint: {every: 2, asynchronous: true}
 """
-ASYNCHRONOUS = "checkpoint: {every: 2, asynchronous: true}\n"
 RANKS = """
 faults: {delays: {update: 0.3}}
 transport: {type: shared_memory}
@@ -37,42 +33,36 @@ placement: {learner: {ranks: 2, cpus: 0.25}, generator: {cpus: 0.5}, scorer: {cp
 
 
 def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ) | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", *arguments, "--quiet"],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finished(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == code, out + err
-    return err
+    return start("run", *arguments, "--quiet", cwd=folder)
 
 
 def run_folder(out: Path) -> Path:
     return next((out / "resumed").iterdir())
 
 
-def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not list(out.glob(f"resumed/*/checkpoints/step_{step}")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+def started(folder: Path, step: int, *arguments: str) -> subprocess.Popen[str]:
+    """Start the run into ``folder / "killed"`` and return once it has the checkpoint of a step."""
+    process, place = command(folder, "resumed.yaml", "--out", "killed", *arguments), f"checkpoints/step_{step}"
+    wait_until(lambda: list(folder.glob(f"killed/resumed/*/{place}")), place, process=process, pause_s=0.02)
+    return process
+
+
+def whole_and_killed(folder: Path, *arguments: str) -> tuple[Path, Path]:
+    """Run to the end, and again until a kill between two checkpoints; return both folders."""
+    finish(command(folder, "resumed.yaml", "--out", "whole", *arguments))
+    process = started(folder, 4, *arguments)
+    process.kill()
+    process.communicate()
+    left = run_folder(folder / "killed")
+    assert load_run(left).status == "did not finish"
+    return run_folder(folder / "whole"), left
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(ONE_PROCESS, id="one process"),
-        pytest.param(ACTORS, id="actors"),
+        pytest.param(ACTORS, id="actors, checkpoints beside"),
         pytest.param(RANKS, id="two ranks of FSDP2"),
-        pytest.param(ACTORS + ASYNCHRONOUS, id="beside"),
         pytest.param(
             ONE_PROCESS + "engine: {type: vllm, precision: float32, max_batch: 16}\n",
             marks=pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -84,16 +74,9 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
     own = {line.partition(":")[0] for line in more.splitlines()}
     base = [line for line in SCENARIO.splitlines() if line.partition(":")[0] not in own]
     write_scenario(tmp_path, "\n".join(base) + more)
-    finished(command(tmp_path, "resumed.yaml", "--out", "whole"))
-    killed = command(tmp_path, "resumed.yaml", "--out", "killed")
-    wait_for_checkpoint(tmp_path / "killed", 4, killed)
-    killed.kill()
-    killed.communicate()
-    left, whole = run_folder(tmp_path / "killed"), run_folder(tmp_path / "whole")
-    assert load_run(left).status == "did not finish"
-    finished(command(tmp_path, "--resume", str(left)))
-    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (left, whole)]
-    assert policies[0] == policies[1]
+    whole, left = whole_and_killed(tmp_path)
+    finish(command(tmp_path, "--resume", str(left)))
+    assert (left / POLICY).read_bytes() == (whole / POLICY).read_bytes()
     for name in ("groups.jsonl", "rollouts.jsonl"):
         assert rows(left / name) == rows(whole / name)
     run = load_run(left)
@@ -101,48 +84,11 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
     assert [segment.start_step for segment in run.manifest.segments] in ([2], [4])
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        pytest.param(("fsdp2", 2), ("fsdp2", 1), id="2 to 1"),
-        pytest.param(("none", 1), ("fsdp2", 2), id="1 to 2"),
-        pytest.param(("ddp", 2), ("fsdp2", 2), id="DDP to FSDP2"),
-    ],
-)
-def test_killed_and_gone_on_with_other_ranks(tmp_path: Path, before: tuple[str, int], now: tuple[str, int]) -> None:
-    """The policy is that of a run which never stopped, but for the order in which ranks add up."""
-    write_scenario(tmp_path, SCENARIO + RANKS)
-
-    def ranks(sharding: str, number: int) -> list[str]:
-        return ["--set", f"learner.sharding={sharding}", "--set", f"placement.learner.ranks={number}"]
-
-    finished(command(tmp_path, "resumed.yaml", "--out", "whole", *ranks(*before)))
-    killed = command(tmp_path, "resumed.yaml", "--out", "killed", *ranks(*before))
-    wait_for_checkpoint(tmp_path / "killed", 4, killed)
-    killed.kill()
-    killed.communicate()
-    left, whole = run_folder(tmp_path / "killed"), run_folder(tmp_path / "whole")
-    told = finished(command(tmp_path, "--resume", str(left), *ranks(*now)))
-    assert "bit for bit" in told
-    policies = [load_file(each / "policy" / "model.safetensors") for each in (left, whole)]
-    assert policies[0].keys() == policies[1].keys()
-    for name, tensor in policies[0].items():
-        np.testing.assert_allclose(tensor, policies[1][name], atol=2e-3, err_msg=name)  # two steps of AdamW at 0.001
-    run = load_run(left)
-    assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
-    (segment,) = run.manifest.segments
-    assert segment.ranks == now[1]
-    wanted = {"learner.sharding": before[0], "placement.learner.ranks": before[1]}
-    assert segment.was == {key: value for key, value in wanted.items() if value not in now}
-    assert {len(row.ranks) for row in run.steps} == {0 if number == 1 else number for _, number in (before, now)}
-
-
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     write_scenario(tmp_path, SCENARIO + ONE_PROCESS)
-    process = command(tmp_path, "resumed.yaml", "--out", "out")
-    wait_for_checkpoint(tmp_path / "out", 2, process)
+    process = started(tmp_path, 2)
     process.send_signal(signal.SIGINT)
-    told = finished(process, 130).strip().splitlines()[-1].rpartition("python -m harness run ")[2]
-    assert told == f"--resume {run_folder(tmp_path / 'out').relative_to(tmp_path)}"
-    finished(command(tmp_path, *told.split()))
-    assert [row.step for row in load_run(run_folder(tmp_path / "out")).steps] == list(range(8))
+    told = finish(process, 130)[1].strip().splitlines()[-1].rpartition("python -m harness run ")[2]
+    assert told == f"--resume {run_folder(tmp_path / 'killed').relative_to(tmp_path)}"
+    finish(command(tmp_path, *told.split()))
+    assert [row.step for row in load_run(run_folder(tmp_path / "killed")).steps] == list(range(8))

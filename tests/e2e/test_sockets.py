@@ -6,20 +6,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from tests.e2e.conftest import Traces, start, wait_until
 from tests.e2e.test_actors import PACED
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Traces
-
-WaitUntil = Callable[..., None]
 pytestmark = pytest.mark.slow
 
 BUSY = PACED.replace("generate_s: 0.05", "generate_s: 0.3").replace("steps: 4", "steps: 100000")
@@ -35,33 +31,30 @@ transport: {type: shared_memory}
 placement: {learner: {ranks: 2, cpus: 0.5}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
 learner: {sharding: fsdp2}
 """
-OF_RAY = {
-    ("gcs_server", "every interface"),
-    ("raylet", "every interface"),
-    ("monitor.py", "every interface"),
-    ("driver", "every interface"),
-    ("actor", "every interface"),
-    ("ray::RuntimeEnvAgent", "the node's own address"),
-}
+OPEN_TO_ALL = ("/bin/sh", "-c", 'umask 022; exec "$@"', "sh")
+"""Files would be readable by everyone, as Ray's own ~/.ray/auth_token is."""
+OF_RAY = {(who, "every interface") for who in ("gcs_server", "raylet", "monitor.py", "driver", "actor")}
+OF_RAY |= {("ray::RuntimeEnvAgent", "the node's own address")}
 
 
 @contextmanager
-def going_on(text: str, traces: Traces, folder: Path, wait_until: WaitUntil) -> Iterator[subprocess.Popen[bytes]]:
+def going_on(text: str, traces: Traces, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a run, and wait until it has made a step."""
     (folder / "run.yaml").write_text(text)
-    command = [sys.executable, "-m", "harness", "run", str(folder / "run.yaml"), "--quiet", f"--out={folder / 'out'}"]
-    process = subprocess.Popen(command, env=os.environ | traces.environment)
+    words = ["run", str(folder / "run.yaml"), "--quiet", f"--out={folder / 'out'}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= traces.environment | {"HOME": str(folder)}
+    process = start(*words, environment=environment, prefix=OPEN_TO_ALL)
 
     def has_made_a_step() -> bool:
-        assert process.poll() is None
         return any(file.read_text().count("\n") > 1 for file in folder.glob("out/*/*/steps.jsonl"))
 
     try:
-        wait_until(has_made_a_step, "a step was made")
+        wait_until(has_made_a_step, "a step was made", process=process)
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         traces.assert_nothing_left()
 
 
@@ -81,8 +74,9 @@ def listening(driver: int) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("text", [NIXL, RANKS], ids=["NIXL", "two ranks"])
-def test_the_page_names_all_that_listens(text: str, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
-    with going_on(text, traces, tmp_path, wait_until) as process:
+def test_the_page_names_all_that_listens(text: str, traces: Traces, tmp_path: Path) -> None:
+    with going_on(text, traces, tmp_path) as process:
+        wait_until(lambda: listening(process.pid) >= OF_RAY, "all that Ray starts listens", 60, process)
         assert listening(process.pid) == OF_RAY | {("actor", "127.0.0.1")}
     page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
     section = page.partition("## What listens on the network")[2].partition("\n## ")[0]
@@ -103,11 +97,16 @@ else:
 """
 
 
-def test_a_caller_without_the_token_is_refused(traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
-    with going_on(BUSY + "transport: {type: shared_memory}\n", traces, tmp_path, wait_until) as process:
+def test_a_caller_without_the_token_is_refused(traces: Traces, tmp_path: Path) -> None:
+    with going_on(BUSY + "transport: {type: shared_memory}\n", traces, tmp_path) as process:
         (gcs,) = (each for each in psutil.Process(process.pid).children() if "gcs_server" in each.cmdline()[0])
         (port,) = (each.laddr.port for each in gcs.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN)
         token = Path(gcs.environ()["RAY_AUTH_TOKEN_PATH"])
+        assert [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)] == ["0o600", "0o700"]
+        assert not (tmp_path / ".ray").exists()
+        actors = [psutil.Process(pid) for pid in traces.processes("ray::")]
+        held = {actor.environ().get("RAY_AUTH_TOKEN_PATH") for actor in actors}  # None: one that hides its environment
+        assert held - {None} == {str(token)}
 
         def said(**environment: str) -> str:
             plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -120,3 +119,4 @@ def test_a_caller_without_the_token_is_refused(traces: Traces, tmp_path: Path, w
         assert said(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)).startswith("let in: ")
         assert said(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(wrong)).startswith("refused: ")
         assert said(RAY_AUTH_MODE="disabled").startswith("refused: ")
+    assert not token.exists()

@@ -11,25 +11,17 @@ import torch
 from safetensors.torch import load_file
 
 from harness.models.sorting import SortingModel, sorting_policy
-from harness.results import Run, find_runs
+from harness.results import Run
 from harness.results.frames import table_of
-from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
-
-
-def run_sorting(out: Path, *overrides: str) -> list[Run]:
-    scenario = load_scenario("sorting", list(overrides))
-    assert run_scenario(scenario, out, quiet=True, show=lambda folder: None) == 0
-    runs, damaged = find_runs(out)
-    assert damaged == []
-    return runs
+from tests.e2e.conftest import run_all
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    settings = ("steps=30", "evaluation.every=15", "loss.kl.monitor=true")
-    (only,) = run_sorting(tmp_path_factory.mktemp("sorting"), *settings)
+    settings = ["steps=30", "evaluation.every=15", "loss.kl.monitor=true"]
+    (only,) = run_all(load_scenario("sorting", settings), tmp_path_factory.mktemp("sorting"))
     return only
 
 
@@ -56,27 +48,14 @@ def exact_reward(model: SortingModel) -> tuple[float, float]:
     return sum(means) / 3, math.sqrt(sum(variances) / 3 / 300)
 
 
-def test_it_learns(run: Run) -> None:
-    (untrained, _), (trained, _) = exact_reward(sorting_policy(0)[0]), exact_reward(trained_policy(run))
-    assert trained > untrained
-
-
-def test_the_validation_reward_estimates_the_exact_expectation(run: Run) -> None:
+def test_it_learns_and_the_validation_reward_estimates_the_exact_expectation(run: Run) -> None:
     evaluated = table_of(run).rewards
     assert (evaluated.step.tolist(), evaluated.prompts.tolist()) == ([0, 15, 30], [300, 300, 300])
+    (untrained, _), (trained, _) = exact_reward(sorting_policy(0)[0]), exact_reward(trained_policy(run))
+    assert trained > untrained
     for measured, model in ((evaluated.reward[0], sorting_policy(0)[0]), (evaluated.reward[-1], trained_policy(run))):
         exact, standard_error = exact_reward(model)
         assert abs(measured - exact) < 5 * standard_error + 1e-6
-
-
-def test_the_stages_come_in_the_order_of_every_other_run(run: Run) -> None:
-    spans = [span for span in run.spans() if not span.stage.is_wait]
-    order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
-    sync = ["weight_publish", "weight_transfer", "weight_load"]
-    step = ["generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update", *sync]
-    evaluated = ["evaluate", "evaluate"]
-    half = [*step * 15, *evaluated]
-    assert order == ["startup"] * 3 + sync + evaluated + half + half + ["save_policy"]
 
 
 def test_a_step_has_ten_optimizer_steps_on_three_tokens_each(run: Run) -> None:
@@ -89,7 +68,8 @@ def test_a_step_has_ten_optimizer_steps_on_three_tokens_each(run: Run) -> None:
 @pytest.mark.slow
 def test_ten_seeds_all_learn(tmp_path: Path) -> None:
     """Normalised rewards and the clipped loss end above the untrained mean on each seed."""
-    runs = run_sorting(tmp_path, "trackers=[]", "profile='off'", "sweep={seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}")
+    settings = ["trackers=[]", "profile='off'", "sweep={seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}"]
+    runs = run_all(load_scenario("sorting", settings), tmp_path)
     assert sorted(run.manifest.seed for run in runs) == list(range(10))
     for run in runs:
         untrained, _ = exact_reward(sorting_policy(run.manifest.seed)[0])
@@ -97,7 +77,6 @@ def test_ten_seeds_all_learn(tmp_path: Path) -> None:
 
 
 def test_the_exact_kl_is_logged_beside_its_estimates(run: Run) -> None:
-    """Old code: estimates only."""
     for name in ("reference", "previous"):
         steps, values = table_of(run).series(f"kl/{name}_exact")
         assert steps.tolist() == list(range(30))
@@ -109,7 +88,6 @@ def test_the_exact_kl_is_logged_beside_its_estimates(run: Run) -> None:
 
 
 def test_every_fifth_step_keeps_a_group_with_advantages_and_log_probs(run: Run) -> None:
-    """Old code: validation rollouts only, without either."""
     kept = [row for row in run.rollouts() if row.purpose == "train"]
     assert [row.step for row in kept] == [step for step in range(0, 30, 5) for _ in range(10)]
     assert len({row.prompt for row in kept}) == 3  # not the first group each time

@@ -16,6 +16,7 @@ import pytest
 from harness.compare import gather
 from harness.compare.signal import Divergence
 from harness.results import find_runs
+from tests.e2e.conftest import finish, wait_until
 
 ROOT = Path(__file__).parents[2]
 POINTS = 6
@@ -44,13 +45,8 @@ def ended() -> Iterator[None]:
 def start(tmp_path: Path, holds: int | None = None) -> subprocess.Popen[str]:
     """Start or continue the sweep; one point may be held in the middle of its run."""
     (tmp_path / "trial.yaml").write_text(SWEEP)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.stand_ins.sweep_program",
-        str(tmp_path / "trial.yaml"),
-        str(tmp_path / "out"),
-    ]
+    files = [str(tmp_path / name) for name in ("trial.yaml", "out")]
+    command = [sys.executable, "-m", "tests.stand_ins.sweep_program", *files]
     environment = os.environ | {"SWEEP_PLAN": json.dumps(PLAN | {"holds": holds}), "OMP_NUM_THREADS": "1"}
     STARTED.append(
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -71,27 +67,25 @@ def digests(out: Path) -> Digest:
     done = [name for name, status in statuses(out).items() if status == "completed"]
     files = [file for name in done for file in out.glob(f"trial/*/{name}/**/*") if file.is_file()]
     return {
-        str(file.relative_to(out)): (
-            hashlib.sha256(file.read_bytes()).hexdigest(),
-            file.stat().st_mtime_ns,
-            file.stat().st_ino,
-        )
+        str(file.relative_to(out)): (hashlib.sha256(file.read_bytes()).hexdigest(), stat.st_mtime_ns, stat.st_ino)
         for file in files
+        for stat in [file.stat()]
     }
 
 
 def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number: int) -> None:
     """Send a signal once the run of a seed is held after its second step."""
-    rows, deadline = f"trial/*/seed={seed}/steps.jsonl", time.monotonic() + 300
-    while not any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "the run was not held within 300 s"
-        time.sleep(0.01)
+    rows = f"trial/*/seed={seed}/steps.jsonl"
+    held = lambda: any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows))  # noqa: E731
+    wait_until(held, "it is held", process=process)
     process.send_signal(number)
 
 
-def check_complete(out: Path) -> None:
-    """Every point exactly once in the comparison, with its steps, and the failed attempts kept aside."""
+def go_on_to_the_end(tmp_path: Path, kept: Digest) -> None:
+    """Go on to the end: what was there is untouched, every point is once in the comparison, failures are aside."""
+    out = tmp_path / "out"
+    finish(start(tmp_path))
+    assert digests(out).items() >= kept.items()
     (experiment,), damaged = gather([out])
     assert damaged == []
     members = experiment.members
@@ -105,11 +99,13 @@ def check_complete(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path: Path) -> None:
+def test_a_sweep_interrupted_and_killed_goes_on_without_losing_or_redoing_a_point(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start(tmp_path, holds=2)
-    send_when_held(first, out, 2, signal.SIGKILL)
-    first.communicate()
+    send_when_held(first, out, 2, signal.SIGINT)
+    said = finish(first, 130)[1]
+    assert "1 finished, 1 diverged, 1 cut short, 3 not run yet" in said
+    assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
     after_first = digests(out)
     assert {name.split("/")[2] for name in after_first} == {"seed=0"}
     second = start(tmp_path, holds=5)
@@ -117,66 +113,26 @@ def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path
     second.communicate()
     after_second = digests(out)
     assert after_second.items() > after_first.items()
-    third = start(tmp_path)
-    _, said = third.communicate(timeout=300)
-    assert third.returncode == 0, said
-    assert digests(out).items() > after_second.items()
-    check_complete(out)
+    go_on_to_the_end(tmp_path, after_second)
     assert len(list((out / "trial").iterdir())) == 1
     cut_short = [json.loads(file.read_text())["status"] for file in out.glob("trial/*/.attempts/*/*/manifest.json")]
-    assert sorted(cut_short) == ["failed", "failed", "running", "running"]
-
-
-@pytest.mark.slow
-def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start(tmp_path, holds=2)
-    send_when_held(process, out, 2, signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130, said
-    assert (
-        "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command continues from there" in said
-    )
-    assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
-
-
-@pytest.mark.slow
-def test_control_c_twice_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start(tmp_path, holds=3)
-    send_when_held(process, out, 3, signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode in (130, -signal.SIGINT), said
-    before = digests(out)
-    assert before
-    last = start(tmp_path)
-    _, said = last.communicate(timeout=300)
-    assert last.returncode == 0, said
-    assert digests(out).items() > before.items()
-    check_complete(out)
+    assert sorted(cut_short) == ["failed", "failed", "interrupted", "running"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sweep_killed_at_any_moments_is_complete_in_the_end(tmp_path: Path, seed: int) -> None:
     """Kills come at drawn times after the first row, so also between a point's end and the next one's start."""
-    out, draw, kept = tmp_path / "out", random.Random(seed), dict[str, tuple[str, int, int]]()
+    out, draw, kept = tmp_path / "out", random.Random(seed), Digest()
     for _ in range(6):
         process = start(tmp_path)
-        deadline = time.monotonic() + 60
-        while not out.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(out.exists, "the folder", pause_s=0.005)
         time.sleep(draw.uniform(0.0, 8.0))
         process.kill()
         process.communicate()
         now = digests(out)
         assert now.items() >= kept.items()
         kept = now
-    last = start(tmp_path)
-    _, said = last.communicate(timeout=300)
-    assert last.returncode == 0, said
-    assert digests(out).items() >= kept.items()
-    check_complete(out)
+    go_on_to_the_end(tmp_path, kept)
     runs, damaged = find_runs(out)
     assert (len(runs), damaged) == (POINTS, [])

@@ -4,10 +4,6 @@ The model is random and every reward 0; weight decay alone changes the weights, 
 load that did not happen to be seen. No bound is on speed.
 """
 
-import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,12 +16,13 @@ from harness.core.types import SamplingParams
 from harness.engines.vllm import _start, vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
+from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
-from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.settings.engine import VllmEngineSettings
+from tests.e2e.conftest import run_all
 from tests.stand_ins.skipped_loads import skip_loads
 
 pytestmark = [
@@ -33,31 +30,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray"),
 ]
 SMALL = [
-    "model.preset=tiny",
-    "model.warm_start=false",
-    "optimizer.weight_decay=10",
-    "optimizer.learning_rate=0.01",
-    "rollout_batch_size=8",
-    "group_size=4",
-    "steps=4",
-    "evaluation.every=2",
-    "evaluation.prompts=4",
-    "save_policy=false",
+    *("model.preset=tiny", "model.warm_start=false", "optimizer.weight_decay=10", "optimizer.learning_rate=0.01"),
+    *("rollout_batch_size=8", "group_size=4", "steps=4", "evaluation={every: 2, prompts: 4}", "save_policy=false"),
 ]
+TOKENIZER = train_tokenizer(["the cat sat on the mat. " * 3], 280)
+SHAPE = replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
 BOUND = 1e-4
 """The issue's, in float32."""
 
 
 def run(scenario: Scenario, out: Path) -> Run:
-    run_scenario(scenario, out, quiet=True, show=lambda folder: None)
-    (found,), damaged = find_runs(out)
-    assert damaged == []
+    (found,) = run_all(scenario, out)
     return found
 
 
 def mismatches(run: Run) -> list[float | None]:
-    found = [row.metric("engine_mismatch/max") for row in run.steps]
-    return [None if metric is None else metric.value for metric in found]
+    return [metric and metric.value for row in run.steps for metric in [row.metric("engine_mismatch/max")]]
 
 
 def test_the_engine_agrees_at_every_step_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,18 +74,18 @@ def test_threads_of_one_process_may_serve_and_train_at_the_same_time(tmp_path: P
 
 def test_more_prompt_tokens_than_vllm_takes_at_once() -> None:
     """64 different prompts of 200 tokens are 12,800; one that is cut in two to fill a step would end the engine."""
-    tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
-    shape = replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
     prompts = [[2 + (number * (place + 1) + place) % 250 for place in range(200)] for number in range(64)]
-    with closing(vllm_engine(VllmEngineSettings(max_batch=64), DecoderLM(shape), tokenizer)) as engine:
+    with closing(vllm_engine(VllmEngineSettings(max_batch=64), DecoderLM(SHAPE), TOKENIZER)) as engine:
         sampling = SamplingParams(min_tokens=3, max_tokens=3)
         together = engine.generate(prompts, 1, sampling, seed=0)
         assert [len(group[0].token_ids) for group in together] == [3] * 64
 
 
 @pytest.mark.slow  # each starts Ray and imports vLLM in an actor: half a minute
-@pytest.mark.parametrize("name", ["vllm_async_lag1", "vllm_replay", "vllm_in_flight"])
-@pytest.mark.parametrize("transport", ["shared_memory", "nixl"])
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [("vllm_async_lag1", "nixl"), ("vllm_replay", "shared_memory"), ("vllm_in_flight", "nixl")],
+)
 def test_as_ray_actors_the_engine_agrees_at_every_step(name: str, transport: str, tmp_path: Path) -> None:
     if transport == "nixl":
         pytest.importorskip("nixl")
@@ -118,32 +106,6 @@ def test_two_generators_prove_their_weights_each(tmp_path: Path) -> None:
     assert all(value is not None and value <= BOUND for value in mismatches(finished))
 
 
-STARTED = """
-import dataclasses, os, signal
-from harness.engines.vllm import vllm_engine
-from harness.models.config import PRESETS
-from harness.models.decoder import DecoderLM
-from harness.models.tokenizer import train_tokenizer
-from harness.settings.engine import VllmEngineSettings
-from tests.stand_ins.skipped_loads import skip_loads
-tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
-shape = dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
-engine = vllm_engine(VllmEngineSettings(max_batch=4, context=64), DecoderLM(shape), tokenizer)
-assert len(engine.score([[5]], [[6, 7]])[0]) == 2
-print("started", flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow  # imports vLLM in a process of its own
-def test_a_killed_process_leaves_no_file_of_vllm_behind(tmp_path: Path) -> None:
-    """vLLM keeps the store of its process group in a file ``vllm_dist_...``, which only an orderly end removes."""
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
-    assert (ended.stdout.splitlines()[-1:], ended.returncode) == (["started"], -signal.SIGKILL), ended.stderr
-    assert [path.name for path in tmp_path.iterdir() if "vllm" in path.name] == []
-
-
 def test_a_build_for_the_other_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would compute where it was built for, and the run would not know."""
     from vllm.platforms import current_platform
@@ -158,13 +120,9 @@ def test_a_build_for_the_other_device_is_refused(tmp_path: Path, monkeypatch: py
 def test_a_head_size_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from harness.models.storage import save_policy
-    from harness.models.tokenizer import train_tokenizer
-
-    tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
     config = Qwen2Config(vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip
-    save_policy(Qwen2ForCausalLM(config), tokenizer, tmp_path / "model")
+    save_policy(Qwen2ForCausalLM(config), TOKENIZER, tmp_path / "model")
     settings = [*SMALL[2:], "transport.type=in_process", f"model={{type: folder, path: {tmp_path / 'model'}}}"]
     with pytest.raises(UserError, match=r"attention heads of 16 channels.*32, 64"):
         run(load_scenario("vllm_sync", settings), tmp_path / "out")

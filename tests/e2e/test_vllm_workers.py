@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,24 +19,19 @@ import torch
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import SamplingParams
 from harness.engines.vllm import vllm_engine
-from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
-from harness.models.tokenizer import train_tokenizer
-from harness.results import find_runs
-from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 from harness.settings.engine import VllmEngineSettings
+from tests.e2e.conftest import ended, run_all, wait_until
+from tests.e2e.test_vllm import BOUND, SHAPE, SMALL, TOKENIZER, mismatches
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray"),
     pytest.mark.slow,  # each worker is a process that imports vLLM
 ]
-TOKENIZER = train_tokenizer(["the cat sat on the mat. " * 3], 280)
-SHAPE = replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
 PROMPTS = [[5, 6, 7], [9] * 11, [100], list(range(30, 70))]
 GREEDY = SamplingParams(temperature=0.0, min_tokens=12, max_tokens=12)
-BOUND = 1e-4
 
 
 def a_model(seed: int) -> DecoderLM:
@@ -60,10 +54,6 @@ def log_probs(model: DecoderLM, prompt: list[int], response: list[int]) -> torch
 def start(model: DecoderLM, workers: int, **options: Any) -> Any:
     settings = VllmEngineSettings(max_batch=8, context=64, tensor_parallel=workers)
     return vllm_engine(settings, model, TOKENIZER, **options)
-
-
-def wait_until_gone(processes: list[psutil.Process], within_s: float = 30.0) -> list[psutil.Process]:
-    return psutil.wait_procs(processes, timeout=within_s)[1]
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -109,15 +99,13 @@ def test_two_workers_sample_as_one_does_and_take_new_weights(two: Any) -> None:
     assert set(listening) <= {"127.0.0.1"}
     one.close()
     two.close()
-    assert wait_until_gone(workers) == []
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(two: Any) -> None:
-    weights = dict(a_model(1).named_parameters())
     before = two.score(PROMPTS[:1], [[8, 9]])[0]
-    name = next(iter(weights))
     with pytest.raises(ValueError, match="missing"):
-        two.load_weights({key: value for key, value in weights.items() if key != name}, 1)
+        two.load_weights(dict([*a_model(1).named_parameters()][1:]), 1)
     assert (two.version, two.score(PROMPTS[:1], [[8, 9]])[0].tolist()) == (0, before.tolist())
     (worker, _) = workers_of(psutil.Process())
     worker.kill()
@@ -130,7 +118,7 @@ def test_heads_that_do_not_divide_are_vllms_to_refuse_too() -> None:
     """Where nothing was checked before: the tiny preset has 2 key/value heads and 4 of queries."""
     with pytest.raises(UserError, match="vLLM did not start"):
         start(a_model(0), 3)
-    assert wait_until_gone(workers_of(psutil.Process())) == []
+    assert psutil.wait_procs(workers_of(psutil.Process()), timeout=30)[1] == []
 
 
 STARTED = """
@@ -150,34 +138,20 @@ if __name__ == "__main__":
 
 def test_a_killed_generator_leaves_no_worker_and_no_file_behind(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    first, second, *shared = ended.stdout.splitlines()[-1].split()
+    done = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    first, second, *shared = done.stdout.splitlines()[-1].split()
     assert len(shared) >= 3  # a queue to the workers, and one back from each
     assert [path for path in shared if os.path.exists(path)] == []
-    end_by = time.monotonic() + 30
-    while psutil.pid_exists(int(first)) or psutil.pid_exists(int(second)):
-        assert time.monotonic() < end_by
-        time.sleep(0.1)
+    wait_until(lambda: ended([int(first), int(second)]), "both workers ended", 30)
     assert [path.name for path in tmp_path.iterdir() if "vllm" in path.name] == []
 
 
 def test_a_run_with_two_workers_proves_each_weight_sync(tmp_path: Path) -> None:
     """As a Ray actor, beside a Learner of two FSDP2 ranks."""
     settings = [
-        "model={preset: tiny, warm_start: false}",
-        "optimizer={weight_decay: 10, learning_rate: 0.01}",
-        "engine.tensor_parallel=2",
-        "placement.learner={ranks: 2, cpus: 0.5}",
-        "learner.sharding=fsdp2",
-        "rollout_batch_size=8",
-        "group_size=4",
-        "steps=2",
-        "evaluation={every: 2, prompts: 4}",
-        "save_policy=false",
+        *(*SMALL, "steps=2", "engine.tensor_parallel=2"),
+        *("placement.learner={ranks: 2, cpus: 0.5}", "learner.sharding=fsdp2"),
     ]
-    run_scenario(load_scenario("vllm_sync", settings), tmp_path, quiet=True, show=lambda folder: None)
-    (run,), damaged = find_runs(tmp_path)
-    assert damaged == []
-    found = [row.metric("engine_mismatch/max") for row in run.steps]
-    assert [metric is not None and 0 < metric.value < BOUND for metric in found] == [True, True]
+    (run,) = run_all(load_scenario("vllm_sync", settings), tmp_path)
+    assert [value is not None and 0 < value < BOUND for value in mismatches(run)] == [True, True]
