@@ -374,6 +374,19 @@ class Workload:
             self._syncs[first] = features
         return features
 
+    def sync_stage(self, stage: Stage, part: str, first: bool) -> Features:
+        """Count what a stage of a weight sync moves for one process of a part (``learner`` or ``generator``).
+
+        Ranks that publish shards write a piece of each tensor each, and as many pieces reach a Generator.
+        """
+        features = self.sync(first)
+        if not in_shards(self.scenario):
+            return features
+        ranks = self.scenario.placement.learner.ranks
+        if part == "learner":
+            return features | {name: features[name] / ranks for name in ("gb", "first_gb")}
+        return features if stage is Stage.WEIGHT_LOAD else features | {"tensor": features["tensor"] * ranks}
+
     def checkpoint(self, copied: bool) -> Features:
         """Count a checkpoint: what a rank copies to memory of its own, or what all of them write to one disk."""
         if self.shape is None:

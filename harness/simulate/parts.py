@@ -432,14 +432,12 @@ class ProfileCosts:
         return self._work.proves and self._work.scenario.learner.overlapped_publish
 
     def _sync(self, stages: Sequence[Stage], version: int, part: str, proven: bool = False) -> list[StagePlan]:
-        units = self._work.sync(first=not self._synced)
-        if self._ranks is not None:
-            units = self._ranks.published(units)
-        self._synced = True
-        return [
-            self._stage(stage, self._seconds.seconds(stage, self._lane, version, units, part=part))
-            for stage in (*stages, *[Stage.WEIGHT_VERIFY] * (self._work.verifications - proven))
-        ]
+        first, self._synced = not self._synced, True
+        found = []
+        for stage in (*stages, *[Stage.WEIGHT_VERIFY] * (self._work.verifications - proven)):
+            units = self._work.sync_stage(stage, part, first)
+            found.append(self._stage(stage, self._seconds.seconds(stage, self._lane, version, units, part=part)))
+        return found
 
     def _stage(self, stage: Stage, seconds: float, works: bool = True) -> StagePlan:
         """Return a stage of a call, made longer where the scenario says so."""

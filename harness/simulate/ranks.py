@@ -410,17 +410,6 @@ class RankCosts:
         """Whether the weights leave as a whole, on rank 0; else each rank writes its pieces."""
         return self._work.scenario.learner.publish != "shards"
 
-    def published(self, units: Features) -> Features:
-        """Return what one rank publishes, of what one process would: an equal part of the bytes where all ranks write.
-
-        Ranks that cut each tensor have a piece of all of them; copies divide the tensors between them.
-        """
-        if self.gathers:
-            return units
-        mesh = self._ranked.mesh
-        part = {name: units[name] / mesh.ranks for name in ("gb", "first_gb")}
-        return units | part | {"tensor": units["tensor"] / mesh.replicate}
-
     def gather_s(self, step: int) -> float:
         """Return the seconds in which rank 0 gathers all weights, tensor by tensor."""
         mesh, work = self._ranked.mesh, self._work

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
@@ -29,6 +30,7 @@ from harness.simulate.ranks import (
     tokens_of,
 )
 from harness.simulate.simulated_run import simulate_run
+from harness.transports.shards import TensorSlice, write_plans
 from tests.simulate.conftest import ONE_LAG, cost, made
 
 SHAPE = ModelConfig(1000, 100, 300, 4, 2, 2, head_dim=50, max_position_embeddings=4096)
@@ -213,13 +215,34 @@ def test_ranks_that_are_not_on_one_machine_are_priced_over_the_network() -> None
     assert across["collective_s"] - hops == pytest.approx(10 * (inside["collective_s"] - hops))
 
 
-def test_pieces_are_published_side_by_side() -> None:
-    first = Workload(scenario(4, "fsdp2"), SHAPE).sync(first=True)
-    assert costs(scenario(4, "fsdp2"), machine()).published(first)["gb"] == first["gb"] / 4
-    assert costs(scenario(4, "fsdp2"), machine()).published(first)["tensor"] == first["tensor"]
-    assert costs(scenario(4, "ddp"), machine()).published(first)["tensor"] == first["tensor"] / 4
-    whole = costs(scenario(4, "fsdp2", "learner.publish=per_tensor"), machine())
-    assert whole.published(first) == first
+def test_each_rank_publishes_a_piece_of_each_tensor() -> None:
+    """As the real plan has it, for ranks that hold copies as for ranks that hold pieces."""
+    tensors = (
+        TensorSlice("a", torch.float32, (8, 8), (0, 0), (8, 8)),
+        TensorSlice("b", torch.float32, (12,), (0,), (12,)),
+    )
+    assert [len(plan.written) for plan in write_plans([tensors] * 4)] == [len(tensors)] * 4
+    for sharding in ("ddp", "fsdp2"):
+        work = Workload(scenario(4, sharding), SHAPE)
+        first = work.sync(first=True)
+        published, transferred, loaded = (
+            work.sync_stage(stage, part, first=True)
+            for stage, part in (
+                (Stage.WEIGHT_PUBLISH, "learner"),
+                (Stage.WEIGHT_TRANSFER, "generator"),
+                (Stage.WEIGHT_LOAD, "generator"),
+            )
+        )
+        assert (published["gb"], published["tensor"]) == (first["gb"] / 4, first["tensor"])
+        assert (transferred["gb"], transferred["tensor"]) == (first["gb"], 4 * first["tensor"])
+        assert loaded == first
+
+
+def test_weights_that_leave_as_a_whole_are_gathered_first() -> None:
+    gathered = scenario(4, "fsdp2", "learner.publish=per_tensor")
+    whole, work = costs(gathered, machine()), Workload(gathered, SHAPE)
+    first = work.sync(first=True)
+    assert work.sync_stage(Stage.WEIGHT_PUBLISH, "learner", first=True) == first
     gb, tensors = first["gb"], first["tensor"]
     assert whole.gather_s(0) == pytest.approx(2.0 * 3 / 4 * gb + 0.002 * 3 * tensors)  # f(S T) P w
     assert costs(scenario(4, "ddp", "learner.publish=rank0"), machine()).gather_s(0) == 0

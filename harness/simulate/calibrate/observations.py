@@ -136,7 +136,8 @@ class ObservedRun(RecordedRun):
     def _stage(self, span: Span, kind: str) -> Iterator[Observation]:
         if span.stage in SYNC:
             part = {"part": kind} if span.stage is Stage.WEIGHT_VERIFY else {}
-            yield self._observation(span, span.stage.value, self.work.sync(first=span.step == 0), part)
+            units = self.work.sync_stage(span.stage, kind, first=span.step == 0)
+            yield self._observation(span, span.stage.value, units, part)
         elif span.stage is Stage.SAVE_POLICY:
             yield self._observation(span, "save_policy", self.work.sync(first=False))
         elif span.stage is Stage.WAIT_FOR_RECORDER:
