@@ -175,6 +175,20 @@ def ratios(rows: Iterable[Row]) -> list[float]:
     return found
 
 
+def ratio_drift(rows: Iterable[Row]) -> float:
+    """Return the median change of a measured ratio of two arms between two occasions: what no calibration can know."""
+    by_arm: dict[str, dict[int, set[tuple[int, float]]]] = {}
+    for row in rows:
+        by_arm.setdefault(row.arm, {}).setdefault(row.occasion, set()).add((row.block, row.measured_s))
+    means = {arm: {at: fmean(s for _, s in runs) for at, runs in each.items()} for arm, each in by_arm.items()}
+    changes = [
+        abs(means[one][first] / means[two][first] / (means[one][second] / means[two][second]) - 1)
+        for one, two in combinations(sorted(means), 2)
+        for first, second in combinations(sorted(means[one].keys() & means[two].keys()), 2)
+    ]
+    return median(changes) if changes else float("nan")
+
+
 def as_markdown(rows: Sequence[Row], command: str) -> str:
     """Return the page: one line for each way, then every run."""
 
@@ -201,6 +215,8 @@ def as_markdown(rows: Sequence[Row], command: str) -> str:
         f"{percent(each.inside)} | {percent(each.half_width)} | {percent(each.ratio_error)} |"
         for each in summaries(rows)
     ]
+    if (drift := ratio_drift(rows)) == drift:
+        lines += ["", f"Measured ratios of two arms changed by {percent(drift)} (median) from occasion to occasion."]
     lines += ["", "## Every run", "", f"| occasion | arm | block | measured, s | {' | '.join(WAYS)} |"]
     lines += ["|---:|---|---:|---:|" + "---:|" * len(WAYS)]
     runs = dict.fromkeys((row.occasion, row.arm, row.block, row.measured_s) for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.holdout.occasion_scores import (
     Row,
     as_markdown,
     load_rows,
+    ratio_drift,
     ratios,
     save_rows,
     summaries,
@@ -53,6 +55,16 @@ def test_each_way_has_its_errors_and_how_many_runs_its_intervals_hold() -> None:
     assert found[PILOT].error == pytest.approx(0, abs=1e-12)
     assert isnan(found[CLOSED].inside)
     assert found[CLOSED_ANCHORED].bias == pytest.approx(-(0.1 + 0.01) / 2)
+
+
+def test_a_measured_ratio_that_moves_between_occasions_is_told() -> None:
+    """Both arms are 10% slower on the second occasion; then one alone is slower by another 20%."""
+    assert ratio_drift(rows()) == pytest.approx(0)
+    moved = [
+        replace(row, measured_s=1.2 * row.measured_s) if (row.occasion, row.arm) == (2, "a") else row for row in rows()
+    ]
+    assert ratio_drift(moved) == pytest.approx(1 - 1 / 1.2)
+    assert isnan(ratio_drift(row for row in moved if row.arm == "a"))
 
 
 def test_ratios_are_between_arms_of_one_occasion() -> None:
