@@ -20,7 +20,7 @@ from harness.core.spawn_pool import spawn_pool
 from harness.core.trace import Stage
 from harness.results import DamagedRun, Manifest, RolloutRow, Run, find_run_folders, natural_order, read_manifest
 from harness.results.counters import CounterRow, read_counters
-from harness.results.frames import Numbers, Results, RunTable, read_table
+from harness.results.frames import Numbers, Results, RunTable, read_table, stages_in
 from harness.results.occupancy import loop_window
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ class Experiment:
         for arm, member in zip(self.labels, self.members, strict=True):
             arms[arm] = (*arms.get(arm, ()), member)
         return arms
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages and waits that a run has seconds of, in order."""
+        return stages_in(name for member in self.members for name in member.figures)
 
     @property
     def scenario(self) -> str:

@@ -26,7 +26,7 @@ from harness.compare.stats.estimates import FEWEST_BLOCKS, of_blocks, of_occasio
 from harness.compare.stats.verdicts import STAGE_THRESHOLD, STEP, STEP_THRESHOLD, Comparison, Effect, Verdict, judge
 from harness.compare.steadiness import steadiness_notes, warm_up_reasons
 from harness.core.experiment import EXPERIMENT_SETTINGS
-from harness.core.trace import Stage
+from harness.core.trace import in_order, stage_named
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
@@ -326,14 +326,15 @@ def _means(member: Member, kept: np.ndarray) -> Seconds:
 
 
 def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float) -> list[Comparison]:
-    """Set the whole step and each stage of two arms against the other's, in the order of ``Stage``.
+    """Set the whole step and each stage of two arms against the other's, in the order of the stages.
 
     A stage that both ran in every block has a ratio. One that either lacks in some block has none: what it adds to a
     step is said in units of the baseline's step, with the step's threshold. One below ``WORTH_JUDGING`` in both is not
     judged: whatever becomes of it, nobody would turn a knob for it, and every row costs the others power.
     """
     comparisons, arms = [], list(zip(*blocks, strict=True))
-    for name in (STEP, *(stage.value for stage in Stage)):
+    names = {stage_named(name) for block in blocks for side in block for name in side if name != STEP}
+    for name in (STEP, *(stage.value for stage in in_order(names))):
         shares = [sum(side.get(name, 0.0) for side in arm) / sum(side[STEP] for side in arm) for arm in arms]
         if name != STEP and max(shares, default=0.0) < WORTH_JUDGING:
             continue

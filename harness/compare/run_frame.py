@@ -15,9 +15,9 @@ import numpy as np
 from harness.compare.numbers import Format, count, number, percent, reward
 from harness.compare.signal import divergence, signal
 from harness.core.intervals import total
-from harness.core.trace import Span, Stage
+from harness.core.trace import Span, Stage, in_order, stage_named
 from harness.results.frames import Numbers, RunTable
-from harness.results.occupancy import STAGES, LaneAccount, Occupancy, loop_window, part_spans
+from harness.results.occupancy import LaneAccount, Occupancy, loop_window, part_spans
 from harness.results.rows import LedgerFigures, lane_kind, part_of
 
 UNATTRIBUTED = "unattributed"
@@ -128,7 +128,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
     exposed = None
     if exposure is not None:
         exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {UNATTRIBUTED: exposure.nobody_ns}
-    by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
+    by_step = dict(zip(by_part.table.stages, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
         window=loop,
         lanes=(parts if by_part is by_lane else by_lane.within(measured)).accounts(),
@@ -210,12 +210,11 @@ def _seconds(table: RunTable, times: SpanTimes | None) -> dict[str, Any]:
     }
     stages = stages_of(table, times)
     rest = {} if tail is None or table.closing is not None else tail.stages_s
-    for stage in Stage:
-        if stage in stages or stage.value in rest:
-            seconds = stages.get(stage, np.zeros(len(table)))
-            figures[TOTAL + stage] = float(seconds.sum()) + rest.get(stage.value, 0.0)
-            figures[TIMING + stage] = float(seconds[measured].mean()) if len(steps) else 0.0
-            figures[RAN + stage] = int(np.sum(seconds[measured] > 0))
+    for stage in in_order([*stages, *map(stage_named, rest)]):
+        seconds = stages.get(stage, np.zeros(len(table)))
+        figures[TOTAL + stage] = float(seconds.sum()) + rest.get(stage.value, 0.0)
+        figures[TIMING + stage] = float(seconds[measured].mean()) if len(steps) else 0.0
+        figures[RAN + stage] = int(np.sum(seconds[measured] > 0))
     busy = [stage for stage in stages if not stage.is_wait]
     figures["stages_s"] = sum(figures[TIMING + stage] for stage in busy)
     if len(steps):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Stage(StrEnum):
-    """Every stage and wait of a training step. Nothing else names one."""
+    """Every stage and wait of a training step of ours; those of other trainers' recordings are of ``stage_named``."""
 
     STARTUP = "startup"
     GENERATE = "generate"
@@ -49,6 +49,30 @@ class Stage(StrEnum):
     def is_wait(self) -> bool:
         """Whether the lane was idle, waiting for another one."""
         return self.value.startswith("wait_")
+
+    @classmethod
+    def _missing_(cls, value: object) -> Stage | None:
+        return _OTHERS.get(value) if isinstance(value, str) else None
+
+
+_OTHERS: dict[str, Stage] = {}
+
+
+def stage_named(name: str) -> Stage:
+    """Return the stage of this name: one of ours, or one that another trainer's recording has, under its own name."""
+    stage = Stage._value2member_map_.get(name) or _OTHERS.get(name)
+    if stage is None:
+        stage = str.__new__(Stage, name)
+        stage._name_, stage._value_ = name, name
+        _OTHERS[name] = stage
+    assert isinstance(stage, Stage)
+    return stage
+
+
+def in_order(stages: Iterable[Stage]) -> list[Stage]:
+    """Return each stage once: ours in the order in which a step goes through them, then others by name."""
+    places = {stage: place for place, stage in enumerate(Stage)}
+    return sorted(set(stages), key=lambda stage: (places.get(stage, len(places)), stage.value))
 
 
 class Span(NamedTuple):

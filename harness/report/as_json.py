@@ -16,8 +16,8 @@ from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY,
 from harness.compare.stats.verdicts import STEP
 from harness.compare.steadiness import step_ratio
 from harness.compare.syncs import Syncs, syncs_of
-from harness.core.trace import Stage
 from harness.results import DamagedRun
+from harness.results.frames import stages_in
 from harness.results.occupancy import LaneAccount
 from harness.results.rows import with_nulls
 
@@ -104,7 +104,7 @@ def _run(member: Member) -> dict[str, Any]:
         "warm_up": asdict(table.run.warm_up),
         "window": _window(member),
         "step": step | {name: figures[column] for name, column in spread.items() if column in figures},
-        "stages": {stage.value: _stage(figures, stage.value) for stage in Stage if TIMING + stage in figures},
+        "stages": {stage.value: _stage(figures, stage.value) for stage in stages_in(figures)},
         "exposed_s": {name.removeprefix(EXPOSED): value for name, value in figures.items() if name.startswith(EXPOSED)},
         "lanes": {} if times is None else {lane: _lane(account) for lane, account in times.lanes.items()},
         "ledger": None if table.run.ledger is None else asdict(table.run.ledger),

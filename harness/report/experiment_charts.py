@@ -22,7 +22,7 @@ from harness.compare.run_frame import TIMING, UNATTRIBUTED
 from harness.compare.stats.intervals import t_interval
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, SyncPoint, arm_syncs, pooled
-from harness.core.trace import Span, Stage
+from harness.core.trace import Span, Stage, in_order
 from harness.report import charts
 from harness.report.charts import NOWHERE, SECONDS, Bar, Panel
 from harness.report.document import Chart, Table
@@ -251,7 +251,7 @@ def processes_chart(experiment: Experiment) -> Chart | None:
     """How the time of each process divides into stages, waits and neither, in percent of the measured window."""
     bars = list[Bar]()
     for arm, lane, accounts in lane_accounts(experiment):
-        stages = [stage for stage in Stage if any(stage in each.stages_ns for each in accounts)]
+        stages = in_order(stage for each in accounts for stage in each.stages_ns)
         shares = {s.value: 100 * fmean(each.share(each.stages_ns.get(s, 0)) for each in accounts) for s in stages}
         shares[UNATTRIBUTED] = 100 * fmean(each.share(each.unattributed_ns) for each in accounts)
         bars.append(Bar(arm, lane, shares, f"{percent(fmean(each.share(each.busy_ns) for each in accounts))} busy"))

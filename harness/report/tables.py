@@ -204,7 +204,7 @@ def main_stages(experiment: Experiment) -> list[Stage]:
     """Return the stages that take ``WORTH_A_ROW`` of a step in some arm, in order."""
     return [
         stage
-        for stage in Stage
+        for stage in experiment.stages
         if not stage.is_wait and any(experiment.share(arm, TIMING + stage) >= WORTH_A_ROW for arm in experiment.arms)
     ]
 
@@ -215,7 +215,7 @@ def main_stages(experiment: Experiment) -> list[Stage]:
 def stage_table(experiment: Experiment) -> Table:
     """Return seconds per training step and share of it of each stage, one column for each arm."""
     arms, rows = list(experiment.arms), []
-    for stage in Stage:
+    for stage in experiment.stages:
         ran = [(member.figures.get(RAN + stage, 0), member.figures["measured_steps"]) for member in experiment.members]
         if not stage.is_wait and any(steps for steps, _ in ran):
             cells = (_with_share(experiment, arm, TIMING + stage) for arm in arms)
@@ -250,7 +250,7 @@ def _not_in_every_step(ran: Iterable[tuple[int, int]]) -> str:
 
 def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
-    names = [*(stage.value for stage in Stage if not stage.is_wait), UNATTRIBUTED]
+    names = [*(stage.value for stage in experiment.stages if not stage.is_wait), UNATTRIBUTED]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
     arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
     if not arms:

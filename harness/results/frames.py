@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from harness.core.errors import UserError
-from harness.core.trace import Stage
+from harness.core.trace import Stage, in_order, stage_named
 from harness.core.types import RankStep, Reduction
 from harness.results.jsonl import RESTORE
 from harness.results.reader import DamagedRun, Run, load_run, read_each
@@ -31,6 +31,13 @@ T = TypeVar("T")
 NANO = 1e-9
 REWARD, LENGTH = "validation/reward", "validation/response_length"
 TIMING = "timing_s/"
+
+
+def stages_in(names: Iterable[str]) -> list[Stage]:
+    """Return the stages that have a column of seconds among these names, in order."""
+    return in_order(stage_named(name.removeprefix(TIMING)) for name in names if name.startswith(TIMING))
+
+
 """Begins the names of the columns of stages."""
 Numbers = NDArray[np.float64]
 _STEP_COLUMNS = {name: name for name in ("step", "version", "wall_s", "elapsed_s", "optimizer_steps")} | {
@@ -160,8 +167,7 @@ class RunTable:
         zeros = np.zeros(len(self))
         return {
             stage: self._closed(self.steps.get(TIMING + stage, zeros), tail.get(stage.value, 0.0))
-            for stage in Stage
-            if TIMING + stage in self.steps or stage.value in tail
+            for stage in stages_in([*self.steps, *(TIMING + name for name in tail)])
         }
 
     def _closed(self, values: Numbers, added: float) -> Numbers:

@@ -15,23 +15,44 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harness.core.trace import Span, Stage
+from harness.core.trace import Span, Stage, in_order
 from harness.results.rows import LaneSeconds, in_pipeline_order, lane_kind, part_of
 
 Integers = NDArray[np.int64]
-STAGES = tuple(Stage)
-_CODES = {stage: code for code, stage in enumerate(STAGES)}
-_IS_WAIT = np.array([stage.is_wait for stage in STAGES])
-_IS_LAST = np.array([stage in (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER) for stage in STAGES])
-_IS_WORK = ~_IS_WAIT & (np.array(STAGES) != Stage.STARTUP)
 _NEAREST_FIRST = tuple(map(Stage, (
     "score", "weight_load", "weight_verify", "weight_transfer", "weight_publish", "generate", "evaluate",
 )))  # fmt: skip
-PRECEDENCE = (*_NEAREST_FIRST, *(stage for stage in STAGES if not stage.is_wait and stage not in _NEAREST_FIRST))
+PRECEDENCE = (*_NEAREST_FIRST, *(stage for stage in Stage if not stage.is_wait and stage not in _NEAREST_FIRST))
 """Who owns an instant in which the Learner waits and several stages run in other lanes: the first of these."""
-# how strong a stage's claim on an instant is: another lane's while the Learner waits, and the Learner's; 0: a wait
-_CLAIMS = np.array([0 if stage.is_wait else len(STAGES) - PRECEDENCE.index(stage) for stage in STAGES])
-_LEARNER_CLAIMS = np.where(_IS_WAIT, 0, len(STAGES) - np.arange(len(STAGES)))
+
+
+class StageTable:
+    """What is asked of stages by their place in a table: ours, then those of another trainer by name.
+
+    Attributes:
+        is_wait, is_last, is_work: a wait; one that gets only what no other span claims; neither wait nor start-up.
+        claims, learner_claims: how strong a claim on an instant is: another lane's while the Learner waits, and the
+            Learner's; 0: a wait.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = tuple(stages)
+        self.codes = {stage: code for code, stage in enumerate(self.stages)}
+        self.is_wait = np.array([stage.is_wait for stage in self.stages])
+        self.is_last = np.array([stage in (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER) for stage in self.stages])
+        self.is_work = ~self.is_wait & np.array([stage is not Stage.STARTUP for stage in self.stages])
+        order = [*PRECEDENCE, *self.stages[len(Stage) :]]
+        count = len(self.stages)
+        self.claims = np.array([0 if stage.is_wait else count - order.index(stage) for stage in self.stages])
+        self.learner_claims = np.where(self.is_wait, 0, count - np.arange(count))
+
+
+_OURS = StageTable(tuple(Stage))
+
+
+def _table_of(spans: Sequence[Span]) -> StageTable:
+    others = {span.stage for span in spans if span.stage not in _OURS.codes}
+    return StageTable(in_order([*Stage, *others])) if others else _OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +111,17 @@ class Occupancy:
     Attributes:
         lanes: those with a span that reaches in between the first window's start and the last one's end.
         windows: (start, end) in nanoseconds, shape [windows, 2], in order and disjoint; such as the training steps.
-        lane, span, stage, window: of each piece its place in ``lanes``, in the spans, in ``Stage`` and in ``windows``;
+        table: of the stages.
+        lane, span, stage, window: of each piece its place in ``lanes``, in the spans, in ``table`` and in ``windows``;
             shape [pieces], as are the two that follow.
     """
 
     lanes: tuple[str, ...]
     windows: Integers
+    table: StageTable
     lane: Integers
     span: Integers
-    stage: NDArray[np.int8]
+    stage: Integers
     window: Integers
     start_ns: Integers
     end_ns: Integers
@@ -123,11 +146,12 @@ class Occupancy:
         inside = [spans[place] for place in places.tolist()]
         codes = {name: code for code, name in enumerate(dict.fromkeys(span.lane for span in inside))}
         lane = np.array([codes[span.lane] for span in inside], dtype=np.int64)
-        stage = np.array([_CODES[span.stage] for span in inside], dtype=np.int8)
-        owner, start_ns, end_ns = _shared_out(lane, stage, starts[places], ends[places])
+        table = _table_of(inside)
+        stage = np.array([table.codes[span.stage] for span in inside], dtype=np.int64)
+        owner, start_ns, end_ns = _shared_out(lane, table.is_last[stage], starts[places], ends[places])
         piece, window, start_ns, end_ns = _cut(start_ns, end_ns, bounds)
         own = owner[piece]
-        return cls(tuple(codes), bounds, lane[own], places[own], stage[own], window, start_ns, end_ns)
+        return cls(tuple(codes), bounds, table, lane[own], places[own], stage[own], window, start_ns, end_ns)
 
     def within(self, windows: Sequence[bool]) -> Occupancy:
         """Return the table of some of the windows, those where it says True; all lanes stay."""
@@ -148,7 +172,7 @@ class Occupancy:
         accounts, wall_ns = {}, self.wall_ns
         table = dict(zip(self.lanes, self._sums(self.lane, len(self.lanes)).tolist(), strict=True))
         for lane in in_pipeline_order(self.lanes):
-            stages_ns = {stage: ns for stage, ns in zip(STAGES, table[lane], strict=True) if ns}
+            stages_ns = {stage: ns for stage, ns in zip(self.table.stages, table[lane], strict=True) if ns}
             accounts[lane] = LaneAccount(lane, wall_ns, stages_ns, wall_ns - sum(stages_ns.values()))
         return accounts
 
@@ -158,9 +182,9 @@ class Occupancy:
 
     def _sums(self, row: Integers, rows: int) -> Integers:
         """Return nanoseconds by row and stage, shape [rows, stages]; exact up to 2^53 (104 days)."""
-        cell = row * len(STAGES) + self.stage
-        sums = np.bincount(cell, self.end_ns - self.start_ns, rows * len(STAGES))
-        return sums.astype(np.int64).reshape(rows, len(STAGES))
+        count = len(self.table.stages)
+        sums = np.bincount(row * count + self.stage, self.end_ns - self.start_ns, rows * count)
+        return sums.astype(np.int64).reshape(rows, count)
 
     def seconds(self, spans: Sequence[Span], first: int = 0) -> LaneSeconds:
         """Return the seconds of spans, those from place ``first`` on, by lane and stage: 0.0 where others have all."""
@@ -194,19 +218,20 @@ class Occupancy:
         edges = np.unique(np.concatenate((self.start_ns, self.end_ns)))
         first, last = np.searchsorted(edges, self.start_ns), np.searchsorted(edges, self.end_ns)
         mine = learners[self.lane]
-        learner = _painted(first[mine], last[mine], _LEARNER_CLAIMS[self.stage[mine]], len(edges))
-        others = _painted(first[~mine], last[~mine], _CLAIMS[self.stage[~mine]], len(edges))
-        lengths, known = np.diff(edges, append=edges[-1:]), len(STAGES) + 1
+        own, claims = self.table.learner_claims, self.table.claims
+        learner = _painted(first[mine], last[mine], own[self.stage[mine]], len(edges))
+        others = _painted(first[~mine], last[~mine], claims[self.stage[~mine]], len(edges))
+        lengths, known = np.diff(edges, append=edges[-1:]), len(claims) + 1
         works, awaited = learner > 0, (learner == 0) & (others > 0)
-        own_ns = np.bincount(learner[works], lengths[works], known)[_LEARNER_CLAIMS]
-        found = own_ns + np.bincount(others[awaited], lengths[awaited], known)[_CLAIMS]
-        stages_ns = {stage: int(ns) for stage, ns in zip(STAGES, found, strict=True) if ns}
+        own_ns = np.bincount(learner[works], lengths[works], known)[own]
+        found = own_ns + np.bincount(others[awaited], lengths[awaited], known)[claims]
+        stages_ns = {stage: int(ns) for stage, ns in zip(self.table.stages, found, strict=True) if ns}
         wall_ns = self.wall_ns
         return Exposure(wall_ns, stages_ns, wall_ns - sum(stages_ns.values()))
 
     def overlap(self) -> Overlap:
         """Return how much the lanes worked side by side."""
-        work = _IS_WORK[self.stage]
+        work = self.table.is_work[self.stage]
         times = np.concatenate((self.start_ns[work], self.end_ns[work]))
         order = np.argsort(times)
         depth, lengths = np.cumsum(np.where(order < len(times) // 2, 1, -1))[:-1], np.diff(times[order])
@@ -270,10 +295,10 @@ def part_spans(spans: Sequence[Span], beside: Sequence[Span] = ()) -> list[Span]
 
 
 def _shared_out(
-    lane: Integers, stage: NDArray[np.int8], start_ns: Integers, end_ns: Integers
+    lane: Integers, is_last: NDArray[np.bool_], start_ns: Integers, end_ns: Integers
 ) -> tuple[Integers, Integers, Integers]:
     """Return (span, start, end) of what each span gets of its lane's time, in order of lane and time: [pieces] each."""
-    weakest_first = np.lexsort((-end_ns, start_ns, ~_IS_LAST[stage]))
+    weakest_first = np.lexsort((-end_ns, start_ns, ~is_last))
     strength = np.empty_like(weakest_first)
     strength[weakest_first] = np.arange(len(lane))
     times, lanes = np.concatenate((start_ns, end_ns)), np.concatenate((lane, lane))

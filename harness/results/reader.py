@@ -18,7 +18,8 @@ from harness.core.checkpoints import LATEST
 from harness.core.errors import UserError
 from harness.core.file_locks import lock
 from harness.core.regular_files import open_regular
-from harness.core.trace import Span
+from harness.core.trace import Span, stage_named
+from harness.record.format import RECORDING
 from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
@@ -70,7 +71,8 @@ class Run:
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        return list(map(Span._make, map(astuple, read_rows(self.folder, SpanRow))))
+        rows = read_rows(self.folder, SpanRow)
+        return [Span(row.lane, stage_named(row.stage), *astuple(row)[2:]) for row in rows]
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
@@ -130,13 +132,17 @@ class DamagedRun:
 
 
 def load_run(folder: Path) -> Run:
-    """Read one run folder.
+    """Read one run folder; a recording becomes one first.
 
     Raises:
         UserError: a file is missing, damaged (named with its line) or of an unknown schema version.
     """
     from harness.results.warmup import read_warm_up  # which loads numpy
 
+    if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / RECORDING):
+        from harness.results.recordings import make_run  # which loads numpy too
+
+        make_run(folder)
     manifest = read_manifest(folder)
     if not os.path.lexists(folder / STEPS):
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
@@ -205,7 +211,7 @@ def find_run_folders(path: Path) -> list[Path]:
             what = f"{str(path)!r} has more than {MOST_FOLDERS:,} folders, too many to look for runs in"
             raise UserError(what, str(path), "name the results folder, or an experiment in it")
         left_out = {POLICY, POLICIES, PICTURES}
-        if MANIFEST in files or STEPS in files:
+        if MANIFEST in files or STEPS in files or RECORDING in files:
             found.append(Path(folder))
             left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
         if LATEST in files:  # checkpoints anywhere else, such as a cache of warm starts

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from harness.core.trace import Stage
 from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankStep, Reduction, RolloutGroup, ScoredBatch
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class SpanRow(Struct, frozen=True, gc=False):
 
     file: ClassVar[str] = SPANS
     lane: str
-    stage: Stage
+    stage: Annotated[str, Meta(min_length=1, max_length=64)]
     start_ns: Whole
     end_ns: Whole
     step: Whole

@@ -18,8 +18,8 @@ from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
 from harness.compare.stats.verdicts import STEP_THRESHOLD
 from harness.compare.steadiness import uneven_sentence
 from harness.core.extras import as_typed
-from harness.core.trace import Stage
 from harness.core.types import RankStep
+from harness.results.frames import stages_in
 from harness.results.occupancy import part_spans
 from harness.results.reader import flat_settings
 
@@ -45,7 +45,8 @@ def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool 
         kind: on the critical path, with those that are ``UNATTRIBUTED``; or ``TIMING``: busy, added over processes.
         of_step: shares of each run's step in place of seconds.
     """
-    names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
+    stages = stages_in(name for member in members for name in member.figures)
+    names = {stage.value: kind + stage for stage in stages if not stage.is_wait}
     names |= {UNATTRIBUTED: kind + UNATTRIBUTED} if kind == EXPOSED else {}
     runs = [member.figures for member in members if member.figures.get("step_s")]
     runs = [run for run in runs if any(name in run for name in names.values())]

@@ -1,0 +1,318 @@
+"""From what ``harness.record`` wrote to the files of a run: spans, steps, manifest.
+
+A recording becomes a run when it is first read, beside its events, which stay. Everything is a function of them: what
+a kill left of it, in the events or in an earlier attempt to read them, is made anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.core.errors import UserError
+from harness.core.file_locks import holding, lock
+from harness.core.machine import fingerprint
+from harness.core.regular_files import open_regular
+from harness.core.trace import Span, Stage, stage_named
+from harness.core.types import Metric, Metrics
+from harness.record import format as form
+from harness.results.anonymous import Scrubber
+from harness.results.jsonl import check_schema, read_checked
+from harness.results.manifest import Manifest
+from harness.results.occupancy import Occupancy
+from harness.results.rows import (
+    MOST_SECONDS,
+    ROLLOUTS,
+    SPANS,
+    STEPS,
+    LaneSeconds,
+    StepRow,
+    TailRow,
+    part_of,
+    store_metrics,
+    sum_stages,
+)
+from harness.results.writer import LOG, MANIFEST, RunFolder, timestamp
+
+NANOSECONDS = 10**9
+MOST_NS = int(MOST_SECONDS) * NANOSECONDS
+RESPONSE_TOKENS, ROLLOUT_COUNT, OPTIMIZER_STEPS = "tokens", "rollouts", "optimizer_steps"
+"""What is counted under a name of ours: response tokens and rollouts of a step, and optimizer steps in it."""
+
+
+class Facts(msgspec.Struct):
+    """``recording.json``; see ``harness.record.recording.program_facts``."""
+
+    scenario: str
+    started_at: str
+    arm: str | None = None
+    trainer: str = ""
+    block: int | None = None
+    position: int | None = None
+    seed: int = 0
+    versions: dict[str, str | None] = {}
+    machine: dict[str, Any] = {}
+    threads: int | None = None
+    arguments: list[str] = []
+    environment: list[str] = []
+
+
+@dataclass
+class Events:
+    """The events of all processes, on one clock that starts with the first of them.
+
+    Attributes:
+        spans: lanes of several processes with one name have numbers.
+        begins, ends: of the training steps, in nanoseconds; a step that nobody ended has no end.
+        counts, metrics: by step.
+        ended: status, error and nanoseconds of how the program ended; None where it was killed.
+        last_ns: of all of them.
+        damaged: lines in the middle of a file that could not be read.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    counts: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
+    metrics: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    ended: tuple[str, str | None, int] | None = None
+    last_ns: int = 0
+    damaged: int = 0
+
+
+def make_run(folder: Path) -> None:
+    """Make a recording a run, unless it is one already.
+
+    Raises:
+        UserError: it is still being recorded, has no training step, is damaged, or cannot be written to.
+    """
+    try:
+        with holding(folder, wait=True):
+            if not (folder / MANIFEST).exists():
+                _make_run(folder)
+    except OSError as error:
+        what = f"cannot make a run of the recording {str(folder)!r}: {error.strerror or error}"
+        raise UserError(what, str(folder), "copy it to a folder that you can write to") from error
+
+
+def _make_run(folder: Path) -> None:
+    facts = read_checked(folder / form.RECORDING, lambda data: _facts(data, str(folder / form.RECORDING)))
+    files = sorted((folder / form.EVENTS).glob("*.jsonl"))
+    if any(map(_is_open, files)):
+        raise UserError(f"{str(folder)!r} is still being recorded", str(folder), "wait until the program has ended")
+    events = _read_events(files)
+    if not events.begins:
+        what = f"the recording {str(folder)!r} has no training step: record.step(n) was not called"
+        raise UserError(what, str(folder), "call record.step(n) where a training step begins, and record again")
+    for name in (STEPS, SPANS, ROLLOUTS, LOG):  # of an attempt that was killed
+        (folder / name).unlink(missing_ok=True)
+    began = datetime.fromisoformat(facts.started_at)
+    rows, startup_ns = _rows(events)
+    with RunFolder(folder, Scrubber.of_this_process(), lambda: began) as run:
+        run.append_spans([*_startups(events, startup_ns), *sorted(events.spans, key=lambda span: span.end_ns)])
+        run.append(*rows)
+        run.log(f"recorded from {facts.trainer or 'a program of the user'}: {len(events.spans)} spans")
+        if events.damaged:
+            run.log(f"{events.damaged} events were damaged and are left out")
+        run.flush()
+        run.write_manifest(_manifest(facts, events, startup_ns))
+
+
+def _facts(data: bytes, where: str) -> Facts:
+    check_schema(data, form.SCHEMA, where)
+    facts = msgspec.json.decode(data, type=Facts)
+    datetime.fromisoformat(facts.started_at)
+    return facts
+
+
+def _is_open(file: Path) -> bool:
+    """Whether a live process writes into it: it holds the writer's lock."""
+    try:
+        with open_regular(file) as stream:
+            return not lock(stream, shared=True)
+    except OSError:
+        return False
+
+
+# ---- events
+
+
+def _read_events(files: Sequence[Path]) -> Events:
+    """Read the events of each process, those that a kill cut too."""
+    by_file = [_lines(file) for file in files]
+    starts = [own[0][3] for own, _ in by_file if own and own[0][0] == form.PROCESS]
+    origin_ns = min(starts, default=0)
+    events = Events(damaged=sum(damaged for _, damaged in by_file))
+    lanes: dict[str, int] = {}
+    leader = next((own for own, _ in by_file if any(event[0] == form.STEP for event in own)), [])
+    for own, _ in by_file:
+        names: dict[str, str] = {}
+        for event in own:
+            with suppress(ValueError, TypeError, IndexError, OverflowError):
+                _take(event, events, origin_ns, names, lanes, own is leader)
+                continue
+            events.damaged += 1
+    return events
+
+
+def _lines(file: Path) -> tuple[list[list[Any]], int]:
+    """Return the events of a file, and how many lines of it could not be read; a last line without its end is none."""
+    with open_regular(file) as stream:
+        data = stream.read()
+    data = data[: data.find(b"\0")] if b"\0" in data else data
+    events, damaged = list[list[Any]](), 0
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        try:
+            event = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError):
+            event = None
+        if isinstance(event, list) and event and isinstance(event[0], str):
+            events.append(event)
+        else:
+            damaged += 1
+    return events, damaged
+
+
+def _take(
+    event: list[Any], events: Events, origin_ns: int, names: dict[str, str], lanes: dict[str, int], leads: bool
+) -> None:
+    """Add one event; steps, counts and metrics are those of the process that counts steps."""
+
+    def at(value: Any) -> int:
+        moment = int(value) - origin_ns
+        if not 0 <= moment <= MOST_NS:
+            raise ValueError("outside of the run")
+        events.last_ns = max(events.last_ns, moment)
+        return moment
+
+    match event[0]:
+        case form.SPAN:
+            _, lane, name, start, end, step = event[:6]
+            if lane not in names:
+                names[lane] = _free(str(lane)[: form.MOST_NAME] or "unnamed", lanes)
+            span = Span(
+                names[lane], stage_named(str(name)[: form.MOST_NAME] or "unnamed"), at(start), at(end), int(step), -1
+            )
+            if span.end_ns < span.start_ns:
+                raise ValueError("it ends before it begins")
+            events.spans.append(span)
+        case form.STEP if leads:
+            events.begins.setdefault(int(event[1]), at(event[2]))
+        case form.END_OF_STEP if leads:
+            events.ends[int(event[1])] = at(event[2])
+        case form.COUNT:
+            for name, value in event[2].items():
+                events.counts[int(event[1])][name] += float(value)
+        case form.METRICS if leads:
+            events.metrics[int(event[1])] |= {name: float(value) for name, value in event[2].items()}
+        case form.END if leads:
+            events.ended = str(event[1]), None if event[2] is None else str(event[2]), at(event[3])
+
+
+def _free(lane: str, lanes: dict[str, int]) -> str:
+    """Return a name for a lane of another process: a second ``worker`` is ``worker-2``."""
+    lanes[lane] = lanes.get(lane, 0) + 1
+    return lane if lanes[lane] == 1 else f"{lane}-{lanes[lane]}"
+
+
+# ---- rows
+
+
+def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
+    """Return a row for each training step and one for what came after them, and when the first step began.
+
+    A row reaches from the end of the one before to the end of its step: where the caller said so, else where the next
+    step begins, and for the last one where the program ended, or its last event.
+    """
+    steps = sorted(events.begins)
+    end_ns = max(events.last_ns, 0 if events.ended is None else events.ended[2])
+    begins = [events.begins[step] for step in steps]
+    ends = [events.ends.get(step, after) for step, after in zip(steps, [*begins[1:], end_ns], strict=True)]
+    edges = np.maximum.accumulate([begins[0], *ends, end_ns])
+    lanes = _lane_seconds(events.spans, edges)
+    rows = list[StepRow | TailRow]()
+    for place, step in enumerate(steps):
+        wall_s = (edges[place + 1] - edges[place]) / NANOSECONDS
+        counts = events.counts.get(step, {})
+        rows.append(
+            StepRow(
+                step=step,
+                version=step + 1,
+                wall_s=wall_s,
+                elapsed_s=(edges[place + 1] - edges[0]) / NANOSECONDS,
+                optimizer_steps=int(counts.get(OPTIMIZER_STEPS, 1)),
+                lanes=lanes[place],
+                stages_s=sum_stages(lanes[place]),
+                metrics=store_metrics(_metrics(counts, events.metrics.get(step, {}), wall_s)),
+            )
+        )
+    if events.ended is not None:
+        tail_s, elapsed_s = (edges[-1] - edges[-2]) / NANOSECONDS, (edges[-1] - edges[0]) / NANOSECONDS
+        rows.append(TailRow(wall_s=tail_s, elapsed_s=elapsed_s, lanes=lanes[-1]))
+    return rows, int(edges[0])
+
+
+def _lane_seconds(spans: Sequence[Span], edges: Any) -> list[LaneSeconds]:
+    """Return the seconds of each lane and stage between each two edges."""
+    table = Occupancy.of(spans, np.stack((edges[:-1], edges[1:]), axis=1))
+    found: list[LaneSeconds] = [{} for _ in edges[1:]]
+    stages, shape = table.table.stages, (len(found), len(table.lanes), len(table.table.stages))
+    cell = np.ravel_multi_index((table.window, table.lane, table.stage), shape)
+    sums = np.bincount(cell, table.end_ns - table.start_ns, int(np.prod(shape))).reshape(shape)
+    for window, lane, stage in np.argwhere(sums > 0).tolist():
+        own = found[window].setdefault(table.lanes[lane], {})
+        own[stages[stage].value] = float(sums[window, lane, stage]) / NANOSECONDS
+    return found
+
+
+def _metrics(counts: Mapping[str, float], values: Mapping[str, float], wall_s: float) -> Metrics:
+    """Return the metrics of a step: tokens and rollouts under our names, and what else was counted or told."""
+    found = {name: Metric(value) for name, value in values.items()}
+    tokens, rollouts = counts.get(RESPONSE_TOKENS), counts.get(ROLLOUT_COUNT)
+    if tokens is not None:
+        found["response_tokens"] = Metric(tokens, "sum")
+        if wall_s > 0:
+            found["perf/throughput_total"] = Metric(tokens / wall_s)
+        if rollouts:
+            found["response_length"] = Metric(tokens / rollouts, count=int(rollouts))
+    known = (RESPONSE_TOKENS, OPTIMIZER_STEPS)
+    return found | {f"counted/{name}": Metric(value, "sum") for name, value in counts.items() if name not in known}
+
+
+def _startups(events: Events, startup_ns: int) -> Iterator[Span]:
+    """Before the first step, each lane of the loop started up."""
+    for lane in dict.fromkeys(span.lane for span in events.spans):
+        if part_of(lane) == lane and startup_ns > 0:
+            yield Span(lane, Stage.STARTUP, 0, startup_ns, form.NO_STEP, -1)
+
+
+def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
+    status, error, end_ns = events.ended or ("failed", "the program was killed", events.last_ns)
+    began = datetime.fromisoformat(facts.started_at)
+    machine = {key: facts.machine.get(key) for key in ("cpu", "cores", "memory_gib")}
+    return Manifest(
+        scenario=facts.scenario,
+        experiment=began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
+        arm=facts.arm,
+        block=facts.block,
+        position=facts.position,
+        seed=facts.seed,
+        started_at=facts.started_at,
+        finished_at=timestamp(began + timedelta(microseconds=end_ns // 1000)),
+        duration_s=round(end_ns / NANOSECONDS, 3),
+        startup_s=round(startup_ns / NANOSECONDS, 3),
+        status=status,
+        error=error,
+        versions=facts.versions,
+        machine=facts.machine | {"fingerprint": fingerprint(machine)},
+        threads=facts.threads,
+        outcome={"recorded": {"trainer": facts.trainer, "arguments": facts.arguments, "damaged": events.damaged}},
+    )
