@@ -33,9 +33,9 @@ REWARD, LENGTH = "validation/reward", "validation/response_length"
 TIMING = "timing_s/"
 
 
-def stages_in(names: Iterable[str]) -> list[Stage]:
+def stages_in(names: Iterable[str], prefix: str = TIMING) -> list[Stage]:
     """Return the stages that have a column of seconds among these names, in order."""
-    return in_order(stage_named(name.removeprefix(TIMING)) for name in names if name.startswith(TIMING))
+    return in_order(stage_named(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
 
 
 """Begins the names of the columns of stages."""

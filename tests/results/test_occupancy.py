@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.core.trace import Span, Stage
 from harness.results import lane_kind, part_of
-from harness.results.occupancy import PRECEDENCE, STAGES, Exposure, LaneAccount, Occupancy, part_spans
+from harness.results.occupancy import PRECEDENCE, Exposure, LaneAccount, Occupancy, part_spans
 
 S = 1_000_000_000
 LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
@@ -116,7 +116,7 @@ LANES = ("generator0", "generator1", "scorer", "learner/0", "learner/1")
 SPANS = st.lists(
     st.builds(
         lambda lane, stage, start, length: Span(lane, stage, start, start + length, 0, 0),
-        st.sampled_from(LANES), st.sampled_from(STAGES), st.integers(0, 24), st.integers(0, 16),
+        st.sampled_from(LANES), st.sampled_from(Stage), st.integers(0, 24), st.integers(0, 16),
     ),
     max_size=12,
 )  # fmt: skip
@@ -138,7 +138,7 @@ def _exposed_at(stages):
     mine = [stage for lane, stage in stages.items() if lane_kind(lane) == "learner"]
     working = [stage for stage in mine if not stage.is_wait]
     if working or not mine:
-        return min(working, key=STAGES.index, default=None)
+        return min(working, key=list(Stage).index, default=None)
     awaited = [stage for lane, stage in stages.items() if lane_kind(lane) != "learner" and not stage.is_wait]
     return min(awaited, key=PRECEDENCE.index, default=None)
 
@@ -162,7 +162,7 @@ def test_every_figure_is_what_counting_each_instant_gives(spans, edges, data):
 
     for window, seconds in zip(windows, whole.by_window(), strict=True):
         expected = Counter(stage for tick in range(*window) for stage in _stages_at(spans, tick).values())
-        assert {stage: round(1e9 * s) for stage, s in zip(STAGES, seconds, strict=True) if s} == expected
+        assert {stage: round(1e9 * s) for stage, s in zip(Stage, seconds, strict=True) if s} == expected
 
     part, owners = table.exposed(), Counter(map(_exposed_at, instants))
     assert (part is None) == (not any(lane_kind(lane) == "learner" for lane in accounts))

@@ -149,7 +149,7 @@ DAMAGE = {
     ],
     SPANS: [
         *((third(text), "line 3") for text in ('{"lane":"learner"', '{"lane":"learner"},{"lane":"learner"}', DEEP)),
-        (third(SPAN, stage="nap"), "'nap'"),
+        (third(SPAN, stage=""), "stage"),
         (third(SPAN, end_ns=True), "$.end_ns"),
         (third(SPAN, end_ns=10**400), "line 3"),
         (twice, ""),

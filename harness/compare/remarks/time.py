@@ -45,8 +45,8 @@ def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool 
         kind: on the critical path, with those that are ``UNATTRIBUTED``; or ``TIMING``: busy, added over processes.
         of_step: shares of each run's step in place of seconds.
     """
-    stages = stages_in(name for member in members for name in member.figures)
-    names = {stage.value: kind + stage for stage in stages if not stage.is_wait}
+    columns = {name for member in members for name in member.figures} - {kind + UNATTRIBUTED}
+    names = {stage.value: kind + stage for stage in stages_in(columns, kind) if not stage.is_wait}
     names |= {UNATTRIBUTED: kind + UNATTRIBUTED} if kind == EXPOSED else {}
     runs = [member.figures for member in members if member.figures.get("step_s")]
     runs = [run for run in runs if any(name in run for name in names.values())]

@@ -107,11 +107,12 @@ def _processes(table: RunTable, spans: Sequence[Span], windows: Sequence[Window]
     A span belongs to the training step in whose window it ends, as in the run's statistics.
     """
     slices, flags = defaultdict[str, list[Slice]](list), defaultdict[str, list[Slice]](list)
-    kinds = {stage: "wait" if stage.is_wait else "stage" for stage in Stage} | {Stage.STARTUP: "startup"}
     ends, marks = [end_ns for _, end_ns, _ in windows], [*(marks for _, _, marks in windows), ""]
     arrows_at = arrows(spans, table.run.setting("lag_control") != "drop")
     for place, (lane, stage, start_ns, end_ns, step, version) in enumerate(spans):
-        kind = kinds[stage] + ("" if stage is Stage.STARTUP else marks[bisect_left(ends, end_ns)])
+        kind = "startup"
+        if stage is not Stage.STARTUP:
+            kind = ("wait" if stage.is_wait else "stage") + marks[bisect_left(ends, end_ns)]
         told = {name: number for name, number in (("step", step), ("version", version)) if number >= 0}
         slices[lane].append(Slice(start_ns, end_ns, stage.value, kind, told, arrows_at.get(place, ())))
     for elapsed_s, lane, version in table.version_changes:
