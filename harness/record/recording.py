@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from multiprocessing import current_process
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -48,13 +47,10 @@ class Recording:
         self.lanes: dict[int, str] = {}
         self.step_number = form.NO_STEP
         self._starts: dict[tuple[str, str], str] = {}
-        self._open()
-
-    def _open(self) -> None:
         pid, now = os.getpid(), _now()
         self._file = EventFile(self.folder / form.EVENTS / f"{pid}-{now}.jsonl")
         self.lanes = {threading.main_thread().ident or 0: self.main_lane}
-        self.write([form.PROCESS, pid, shown(current_process().name), now, time.time_ns()])
+        self.write([form.PROCESS, pid, shown(_process_name()), now, time.time_ns()])
 
     def write(self, event: list[Any]) -> None:
         """Add an event; see ``harness.record.format``."""
@@ -83,12 +79,9 @@ class Recording:
         """Close the file."""
         self._file.close()
 
-    def after_fork(self) -> None:
-        """A forked process goes on in a file of its own, in a lane of its own name."""
+    def leave(self) -> None:
+        """Leave the file to the parent of a fork."""
         self._file.leave()
-        self.main_lane = _name(current_process().name)
-        self._starts = {}
-        self._open()
 
 
 class _Keys(dict[str, str]):
@@ -122,6 +115,11 @@ def _name(text: str) -> str:
     return shown(str(text).strip())[: form.MOST_NAME] or "unnamed"
 
 
+def _process_name() -> str:
+    module = sys.modules.get("multiprocessing.process")  # not imported for it: without it there is one process
+    return str(module.current_process().name) if module else "MainProcess"
+
+
 _current: Recording | None = None
 
 
@@ -131,8 +129,8 @@ def _recording() -> Recording | None:
     if _current is None and (folder := os.environ.get(FOLDER_VARIABLE)):
         where = Path(folder)
         if (where / form.EVENTS).is_dir():
-            is_main = current_process().name == "MainProcess"
-            lane = os.environ.get(LANE_VARIABLE) or (MAIN_LANE if is_main else _name(current_process().name))
+            is_main = _process_name() == "MainProcess"
+            lane = os.environ.get(LANE_VARIABLE) or (MAIN_LANE if is_main else _name(_process_name()))
             _begin(Recording(where, lane))
     return _current
 
@@ -144,11 +142,10 @@ def _begin(recording: Recording) -> None:
 
 
 def _after_fork() -> None:
+    """A forked process begins a file of its own when it first has something to say, and knows its name."""
     if _current is not None:
-        try:
-            _current.after_fork()
-        except OSError:
-            _forget()
+        _current.leave()
+        _forget()
 
 
 def _forget() -> None:
@@ -276,7 +273,7 @@ class span:
 
     __slots__ = ("_attributes", "_name", "_start_ns")
 
-    def __init__(self, name: str, **attributes: Any) -> None:
+    def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name, self._attributes = name, attributes
 
     def __enter__(self) -> span:
