@@ -80,6 +80,11 @@ COMMANDS = {
         "replay a recorded run with one thing changed",
         "whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5",
     ),
+    "record": (
+        "harness.report.record_command",
+        "record where the time of another trainer's run goes",
+        "record --trainer trl -- python train_grpo.py",
+    ),
     "import": (
         "harness.results.import_command",
         "read the metric log of another trainer",

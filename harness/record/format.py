@@ -10,13 +10,14 @@ JSON array in each line, in the order in which they ended; what follows the last
     ["end of step", step, at_ns]                       where the caller says so; else the next one's begin
     ["count", step, {name: number}]                    added up over a step
     ["metrics", step, {name: number}]                  the last value of a step counts
+    ["seam", trainer, place, is there]                 a place in a trainer's code that is recorded, or was not found
     ["end", status, error, at_ns]                      of the program: completed, interrupted or failed
 """
 
 SCHEMA, SCHEMA_VERSION = "harness.recording", 1
 RECORDING, EVENTS = "recording.json", "events"
-PROCESS, SPAN, STEP, END_OF_STEP, COUNT, METRICS, END = (
-    *("process", "span", "step", "end of step", "count", "metrics", "end"),
+PROCESS, SPAN, STEP, END_OF_STEP, COUNT, METRICS, SEAM, END = (
+    *("process", "span", "step", "end of step", "count", "metrics", "seam", "end"),
 )
 NO_STEP = -1
 MOST_NAME = 64

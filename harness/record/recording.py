@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from threading import get_ident
@@ -63,6 +63,10 @@ class Recording:
         if found is None:
             found = self.lanes[ident] = _name(threading.current_thread().name)
         return found
+
+    def name_main_lane(self, name: str) -> None:
+        """Name the lane of the main thread: of a rank ``learner/1``."""
+        self.main_lane = self.lanes[threading.main_thread().ident or 0] = _name(name)
 
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
         """Add a span of the calling thread that has ended; times are of ``time.monotonic_ns``."""
@@ -135,6 +139,11 @@ def _recording() -> Recording | None:
     return _current
 
 
+def current() -> Recording | None:
+    """Return the recording of this process; None where it is not recorded."""
+    return _recording()
+
+
 def _begin(recording: Recording) -> None:
     global _current
     _current = recording
@@ -195,7 +204,7 @@ class run:
         _forget()
 
 
-def begin_folder(folder: Path, **said: Any) -> None:
+def begin_folder(folder: Path, argv: Sequence[str] | None = None, **said: Any) -> None:
     """Make the folder of a recording and say in it what is recorded.
 
     Raises:
@@ -206,7 +215,11 @@ def begin_folder(folder: Path, **said: Any) -> None:
         if any(folder.iterdir()):
             raise RecordingError(f"{str(folder)!r} holds something, and a saved run is never overwritten: name another")
         (folder / form.EVENTS).mkdir()
-        facts = {"schema": form.SCHEMA, "schema_version": form.SCHEMA_VERSION} | said | program_facts()
+        facts = (
+            {"schema": form.SCHEMA, "schema_version": form.SCHEMA_VERSION}
+            | said
+            | program_facts(sys.argv if argv is None else argv)
+        )
         draft = folder / f".{form.RECORDING}.draft"
         draft.write_text(json.dumps(facts, indent=2) + "\n")
         draft.replace(folder / form.RECORDING)
@@ -225,7 +238,7 @@ def end_run(kind: type[BaseException] | None) -> None:
         _current.close()
 
 
-def program_facts() -> dict[str, Any]:
+def program_facts(argv: Sequence[str]) -> dict[str, Any]:
     """Return when and with what a program runs; arguments and environment by name alone."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -235,8 +248,7 @@ def program_facts() -> dict[str, Any]:
             continue
     return {
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
-        "program": shown(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "",
-        "arguments": argument_names(sys.argv[1:]),
+        "arguments": argument_names(argv[1:]),
         "environment": environment_names(os.environ),
         "versions": versions,
         "machine": {"cpu": _processor(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib()},

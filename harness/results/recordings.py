@@ -75,6 +75,7 @@ class Events:
         counts, metrics: by step.
         ended: status, error and nanoseconds of how the program ended; None where it was killed.
         last_ns: of all of them.
+        seams: places in the trainer's code, and whether this version has them.
         damaged: lines in the middle of a file that could not be read.
     """
 
@@ -85,6 +86,7 @@ class Events:
     metrics: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     ended: tuple[str, str | None, int] | None = None
     last_ns: int = 0
+    seams: dict[str, bool] = field(default_factory=dict)
     damaged: int = 0
 
 
@@ -122,6 +124,8 @@ def _make_run(folder: Path) -> None:
         run.log(f"recorded from {facts.trainer or 'a program of the user'}: {len(events.spans)} spans")
         if events.damaged:
             run.log(f"{events.damaged} events were damaged and are left out")
+        for place in (place for place, is_there in events.seams.items() if not is_there):
+            run.log(f"not recorded: this version of {facts.trainer or 'the trainer'} has no {place}")
         run.flush()
         run.write_manifest(_manifest(facts, events, startup_ns))
 
@@ -213,7 +217,9 @@ def _take(
                 events.counts[int(event[1])][name] += float(value)
         case form.METRICS if leads:
             events.metrics[int(event[1])] |= {name: float(value) for name, value in event[2].items()}
-        case form.END if leads:
+        case form.SEAM:
+            events.seams[str(event[2])] = bool(event[3]) or events.seams.get(str(event[2]), False)
+        case form.END:
             events.ended = str(event[1]), None if event[2] is None else str(event[2]), at(event[3])
 
 

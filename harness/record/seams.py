@@ -1,0 +1,117 @@
+"""Where a trainer's own code is wrapped so that its run is recorded: one table of places for each trainer.
+
+A seam is a place in a module: a method, a function or a class. It is wrapped when the module has been imported, before
+whoever imports from it goes on. A seam that this version of a trainer does not have is told by name (``SEAM`` events).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from harness.record import format as form
+from harness.record import recording
+from harness.record.recording import span
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One place.
+
+    Attributes:
+        place: from the module on, as in ``GRPOTrainer.compute_loss``.
+        wrap: makes the recorded function of the one that is there; or a stage's name, for a span around each call.
+        instead_of: of several seams with one word, a version needs to have one only.
+    """
+
+    place: str
+    wrap: Wrap | str
+    instead_of: str = ""
+
+
+@dataclass(frozen=True)
+class Shim:
+    """How a trainer is recorded: seams by module."""
+
+    trainer: str
+    seams: Mapping[str, Sequence[Seam]]
+
+
+def shims() -> dict[str, Shim]:
+    """Return the shims by trainer."""
+    from harness.record import trl
+
+    return {each.trainer: each for each in (trl.SHIM,)}
+
+
+def install(trainer: str) -> None:
+    """Have the modules of a trainer wrapped when they are imported; of every trainer that is known, where it is empty.
+
+    Raises:
+        RecordingError: no shim is for it.
+    """
+    known = shims()
+    if trainer and trainer not in known:
+        raise recording.RecordingError(f"no shim is for {trainer!r}; there are: {', '.join(known)}")
+    seams: dict[str, list[tuple[str, Seam]]] = {}
+    for shim in known.values():
+        if trainer in ("", shim.trainer):
+            for module, own in shim.seams.items():
+                seams.setdefault(module, []).extend((shim.trainer, seam) for seam in own)
+    sys.meta_path.insert(0, _AfterImport(seams))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: it wraps the loader that others find for a module with seams."""
+
+    def __init__(self, seams: Mapping[str, Sequence[tuple[str, Seam]]]) -> None:
+        self._seams = dict(seams)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        seams = self._seams.pop(name, None)
+        if seams is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def and_wrap(module: ModuleType) -> None:
+            execute(module)
+            wrap_all(module, seams)
+
+        spec.loader.exec_module = and_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def wrap_all(module: ModuleType, seams: Sequence[tuple[str, Seam]]) -> None:
+    """Wrap the seams of a module, and write down which there were."""
+    found = {seam: _wrap(module, seam) for _, seam in seams}
+    met = {seam.instead_of for seam, is_there in found.items() if is_there and seam.instead_of}
+    current = recording.current()
+    for trainer, seam in seams:
+        if current is not None and (found[seam] or seam.instead_of not in met):
+            current.write([form.SEAM, trainer, f"{module.__name__}.{seam.place}", found[seam]])
+
+
+def _wrap(module: ModuleType, seam: Seam) -> bool:
+    *path, name = seam.place.split(".")
+    holder: Any = module
+    for part in path:
+        holder = getattr(holder, part, None)
+    there = None if holder is None else holder.__dict__.get(name)
+    if there is None or not callable(there):
+        return False
+    wrap = span(seam.wrap) if isinstance(seam.wrap, str) else seam.wrap
+    wrapped = wrap(there)
+    setattr(holder, name, wrapped if isinstance(wrapped, type) else functools.update_wrapper(wrapped, there))
+    return True
