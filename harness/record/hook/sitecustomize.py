@@ -1,45 +1,41 @@
 """Runs at the start of every Python process of a recorded command: its folder is the first of PYTHONPATH.
 
-It looks for the ``sitecustomize`` that would have run without it, runs that too, and never lets the program fail.
+It runs the ``sitecustomize`` that would have run without it too, and never lets the program fail.
 """
 
-import importlib.util
+from __future__ import annotations
+
 import os
 import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
 
-def _package(name, folder):
-    """Import a package from its folder, where the program's own environment does not have it."""
-    spec = importlib.util.spec_from_file_location(
-        name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+def _run(name: str, file: str, package: str | None = None) -> None:
+    """Import a module from its file; a package with its folder."""
+    spec = spec_from_file_location(name, file, submodule_search_locations=[package] if package else None)
+    if spec is not None and spec.loader is not None:
+        sys.modules[name] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
-def _next_one(here):
-    """Run the ``sitecustomize`` behind this one."""
-    for folder in sys.path:
-        path = os.path.join(folder, "sitecustomize.py")
-        if os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) != here:
-            spec = importlib.util.spec_from_file_location("sitecustomize_behind", path)
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-            return
-
-
-def _start():
-    here = os.path.realpath(os.path.dirname(__file__))
+def _start(here: str) -> None:
+    """Wrap what the trainer imports; where its environment lacks this package, by the files beside this one."""
     try:
-        if importlib.util.find_spec("harness") is None:
-            _package("harness", os.path.dirname(os.path.dirname(here)))
+        if find_spec("harness") is None or find_spec("harness.record") is None:
+            folder = os.path.dirname(os.path.dirname(here))
+            _run("harness", os.path.join(folder, "__init__.py"), folder)
         from harness.record.seams import install
 
         install(os.environ.get("GRPO_HARNESS_RECORD_TRAINER", ""))
     except Exception as error:  # the program goes on without being recorded
         print(f"recording: {type(error).__name__}: {error}", file=sys.stderr)
-    _next_one(here)
 
 
 if os.environ.get("GRPO_HARNESS_RECORD"):
-    _start()
+    _here = os.path.realpath(os.path.dirname(__file__))
+    _start(_here)
+    for _folder in sys.path:
+        _file = os.path.join(_folder, "sitecustomize.py")
+        if os.path.isfile(_file) and os.path.realpath(_folder) != _here:
+            _run("sitecustomize_behind", _file)
+            break
