@@ -14,8 +14,7 @@ from harness.compare.environment import environment_values
 from harness.compare.experiment import gather
 from harness.compare.remarks import remarks_of
 from harness.probes.provenance import machine_facts
-from harness.report.build import document
-from harness.report.files import save_charts
+from harness.report.build import charts_of, document
 from harness.results import RunFolder, find_runs, load_run
 from harness.simulate import experiment as experiment_module
 from harness.simulate.machine import load_machine, save_machine
@@ -102,7 +101,11 @@ def test_the_same_seed_gives_byte_identical_spans(tmp_path: Path) -> None:
     assert len({path.read_bytes() for path in one}) == 4  # each block is another world
 
 
-def test_compare_and_report_say_simulated(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_and_report_say_simulated(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.report.svg.page_svg", lambda figure, prefix: "")  # charts take seconds
+    monkeypatch.setattr("harness.report.document.Chart.figure", None)
     assert harness(["compare", str(experiment)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "lag1 (simulated) was 37.6% faster than sync (simulated) per step" in text  # 0.2933 of 0.47
@@ -116,8 +119,8 @@ def test_compare_and_report_say_simulated(experiment: Path, tmp_path: Path, caps
     page = (tmp_path / "report.html").read_text()
     assert "SIMULATED by the machine profile abacus" in page
     assert "python -m harness simulate one_lag.yaml --machine abacus" in page
-    pictures = [path.name for path in save_charts(document(gather([experiment])[0][0], []), tmp_path / "pictures")]
-    assert pictures == ["stages.png", "lanes.png", "timeline.png", "step_time.png", "lag.png", "sync.png"]  # no rewards
+    charts = [chart.key for chart in charts_of(document(gather([experiment])[0][0], []))]
+    assert charts == ["stages", "lanes", "timeline", "step_time", "lag", "sync"]  # no rewards
 
 
 def test_simulated_runs_beside_real_ones_are_told_apart(
