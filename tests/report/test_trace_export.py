@@ -253,26 +253,25 @@ def test_windows_follow_each_other_whatever_the_rounding():
     assert step_windows(table, LOOP_NS) == [(LOOP_NS + start, LOOP_NS + end, "") for start, end in edges]
 
 
-def test_the_track_marks_warm_up_and_profiled_steps_and_names_what_is_not_finite():
+def test_the_track_of_steps_names_what_is_not_finite_and_marks_evaluations():
     odd = {"loss": {"mean": math.nan, "count": 4}, "grad_norm": {"mean": 1.5}}
-    rows = row(0, 1.0, warmup=True), row(1, 2.0, profiled=True, metrics=odd), row(2, 3.0)
+    rows = row(0, 1.0), row(1, 2.0, metrics=odd)
     evaluated = {"validation/reward": {"mean": 0.5, "count": 8}, "validation/odd": {"mean": math.inf}}
-    table = a_table(*rows, evaluations=(EvaluationRow(3, 3, 3.25, evaluated),), tail=TailRow(0.5, 3.5, {}, {}))
+    table = a_table(*rows, evaluations=(EvaluationRow(2, 2, 2.25, evaluated),), tail=TailRow(0.5, 2.5, {}, {}))
     track = steps_track(table, step_windows(table, LOOP_NS), LOOP_NS)
     odd_step = {"step": 1, "version": 2, "not_finite": "loss nan"}
     assert track.slices == [
-        Slice(2 * SECOND, 3 * SECOND, "step 0, warmup", "step,warmup", {"step": 0, "version": 1}),
-        Slice(3 * SECOND, 4 * SECOND, "step 1, profiled", "step,profiled", odd_step),
-        Slice(4 * SECOND, 5 * SECOND, "step 2", "step", {"step": 2, "version": 3}),
-        Slice(5_000_000_000, 5_500_000_000, "after the last step", "step"),
+        Slice(2 * SECOND, 3 * SECOND, "step 0", "step", {"step": 0, "version": 1}),
+        Slice(3 * SECOND, 4 * SECOND, "step 1", "step", odd_step),
+        Slice(4_000_000_000, 4_500_000_000, "after the last step", "step"),
     ]
     of_run, evaluation = track.flags
     assert of_run[:4] == (0, 0, "own: completed", "run")
     about = {"scenario": "own", "experiment": "today", "seed": 0}
     assert {name: value for name, value in of_run.arguments.items() if name != "simulated"} == about
     assert "abacus" in str(of_run.arguments["simulated"])
-    at_ns, scores = 5_250_000_000, {"version": 3, "validation/reward": 0.5}
-    assert evaluation == Slice(at_ns, at_ns, "evaluated version 3", "evaluation", scores)
+    at_ns, scores = 4_250_000_000, {"version": 2, "validation/reward": 0.5}
+    assert evaluation == Slice(at_ns, at_ns, "evaluated version 2", "evaluation", scores)
 
 
 def test_a_metric_stands_over_its_step_and_gaps_are_left_out():

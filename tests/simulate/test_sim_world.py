@@ -273,13 +273,11 @@ def test_what_the_profile_lacks_is_refused_with_what_it_has():
     run = simulate_run(disk, machine(), allow={"transport"})
     assert run.seconds == pytest.approx(29.285, abs=1e-9)
     assert "weight_publish: the profile by hand knows transport object_store in place of disk" in run.extrapolating
-    without_score = machine(*(stage for stage in BY_HAND if stage.stage != "score"))
     workers = scenario(engine={"type": "vllm", "tensor_parallel": 2})
     sorting = scenario(model={"type": "sorting"}, task={"type": "sorting"})
     for asked, profile, said in (
         (disk, machine(), "weight_publish for transport disk; it has transport object_store; transport shared_memory"),
         (workers, machine(), "no cost of generate for engine vllm of 2 workers"),
-        (scenario(), without_score, "no cost of score; it has generate, prepare_batch"),
         (scenario(checkpoint={"every": 1}), machine(), "no cost of checkpoint"),
         (sorting, machine(), "prices a model by its size"),
         (scenario(dynamic_sampling={"attempts": 2}), machine(), "dynamic_sampling.attempts is 2"),
