@@ -235,6 +235,7 @@ def test_reward_is_drawn_over_steps_and_over_seconds(experiment):
     assert xs(over_seconds.lines[0]) == [1.0, 5.0, 9.0]  # 1, + 2 * 1.5 + 1, + 2 * 1.5 + 1
     assert ys(length) == [12.0, 15.0, 18.0]
     assert legend(chart) == ["k1 (2 runs)", "k4 (2 runs)", "target 0.5"]
+    assert (ys(over_steps, 2), len(length.lines)) == ([0.5, 0.5], 2)  # the target is a line where rewards are
 
 
 def test_curves_show_each_metric_over_the_training_steps(make_run):

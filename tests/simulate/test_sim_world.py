@@ -195,6 +195,20 @@ def test_colocated_parts_of_one_process_take_turns_and_others_overlap():
     assert seconds == pytest.approx({True: 10 + 20 + 16, False: 10 + 20 + 4}, abs=1e-9)
 
 
+def test_a_publish_beside_the_next_batch_holds_no_training_up():
+    """Updates of 2 x 4 s, 3 s to publish: 11 s a step in turns; beside the first 4 s of the next update 8 s."""
+    profile = machine(
+        *free("score", "prepare_batch", "weight_transfer", "weight_load"), cost("weight_publish", call=3.0)
+    )
+    found = {}
+    for overlapped in (False, True):
+        asked = paced(4.0, 1.0, max_lag=1, epochs_per_batch=2, steps=4, learner={"overlapped_publish": overlapped})
+        run = simulate_run(asked, profile)
+        found[overlapped] = run.seconds, sum(end - start for _, stage, start, end, *_ in rows(run) if stage == "update")
+    # before the first step 3 s, an evaluation and a batch; after the last a publish and an evaluation
+    assert found == {False: (5 + 3 * 11 + 8 + 3 + 1, 32.0), True: (5 + 4 * 8 + 3 + 1, 32.0)}
+
+
 def test_injected_delays_are_simulated_too():
     longer = simulate_run(scenario(faults={"delays": {"update": 0.75}}), machine())
     assert longer.seconds == pytest.approx(29.285 + 2 * 0.75, abs=1e-9)

@@ -413,8 +413,8 @@ def test_what_was_recorded_beside_others_gets_faster_alone_or_beside_less(record
     answer = what_if(run, ["max_lag=0"], machine=machine)
 
     assert answer.before.step_s == pytest.approx(9.25, abs=1e-8)
-    # the update's 6.25 s are 5 alone, in which 5 of the Generator's 8 s were done, and 3 remained; the last of 12 updates
-    # had nothing beside it, and took its 6.25 s all the same
+    # the update's 6.25 s are 5 alone, in which 5 of the Generator's 8 s were done, and 3 remained; the last of 12
+    # updates had nothing beside it, and took its 6.25 s all the same
     assert answer.after.step_s == pytest.approx(8 + 5 + 1.25 / 12, abs=1e-8)
     # 2.5 s take 3.125; by then 2.5 of the Generator's 8 s are done, 5.5 remain
     assert what_if(run, scales=["update=0.5"], machine=machine).after.step_s == pytest.approx(8.625, abs=1e-8)
