@@ -309,7 +309,7 @@ def test_a_replaced_part_holds_no_version_and_is_logged(recorder, clock):
     assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
 
 
-def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder):
+def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder, clock):
     for seconds in (1.0, 3.0):
         recorder.on_sync("generator0", 3, {"sync/wire_s": Metric(seconds)})
     recorder.on_step(FACTS)
@@ -318,9 +318,11 @@ def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(record
     first, second = _read(recorder).steps
     assert (first.metric("sync/wire_s"), second.metric("sync/wire_s")) == (Metric(2.0, count=2), None)
     assert recorder.outcome()["syncs"] == {"sync/wire_s": 3.0}
+    clock.set(13.0)
     recorded = recorder.recorded()
     recorder.on_step(replace(FACTS, step=5))
     assert (len(recorded.seconds), recorded.measured) == (2, {"sync/wire_s": Metric(5.0)})
+    assert recorded.elapsed_s == 3.0  # since 10 s
 
 
 def test_a_wait_counts_in_every_row_that_it_reaches_into(recorder, clock, tracer):
