@@ -62,19 +62,13 @@ def test_scores_entropies_and_their_gradients_are_those_of_the_definition_in_pie
             torch.testing.assert_close(one, wanted, atol=1e-12, rtol=1e-9)
 
 
-def test_a_ban_is_on_the_first_tokens_of_each_response():
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    assert TokenBan((7, 0), 2).of_tokens(mask).tolist() == [[7, 7, -1, 7], [0, 0, -1, 0]]
-
-
 def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature):
     """log softmax of the logits with minus infinity at the token, row by row through a plain forward pass."""
     rows = []
     for row, prompt in enumerate(index.tolist()):
         tokens = responses[row][mask[row]]
         ids = torch.cat((prompts[prompt, : lengths[prompt]], tokens))
-        logits = model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature
-        logits = logits.clone()
+        logits = (model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature).clone()
         logits[: ban.first, ban.token_ids] = -math.inf
         rows.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
     return torch.cat(rows)

@@ -49,12 +49,6 @@ def test_special_tokens():
     assert TOKENIZER.decode([*ids, 1]) == "red apple<|eos|>"
 
 
-def test_the_same_texts_give_the_same_tokenizer():
-    again = train_tokenizer(iter(TEXTS), 300)
-    assert again.get_vocab() == TOKENIZER.get_vocab()
-    assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
-
-
 def test_read_back_from_disk_it_gives_the_same_ids(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
@@ -88,7 +82,7 @@ def saved(folder: Path, change: Callable[[dict[str, Any]], object] = lambda rule
 def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_written(tmp_path: Path):
     plain = tokenizer_digest(TOKENIZER)
     assert saved(tmp_path) == plain
-    again = train_tokenizer(TEXTS, 300)
+    again = train_tokenizer(iter(TEXTS), 300)  # the same texts give the same
     again(["red", "a red apple"], padding=True, truncation=True, max_length=2)  # which leaves its mark in the tokenizer
     assert tokenizer_digest(again) == plain
     others = [
