@@ -37,6 +37,7 @@ from harness.testing.engine import (
     response_logits,
     tokens_of,
 )
+from tests.models.batches import spread
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 CONTEXT = 64
@@ -190,14 +191,8 @@ SORTING_CASES = {"sorting": Case(lambda: SortingModel(len(TOKENIZER), 4, prompt_
 
 
 def make_model(case, seed=0):
-    """A model whose logits are spread over several units."""
     torch.manual_seed(seed)
-    model = case.make_model().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
-    return model
+    return spread(case.make_model(), seed)
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -16,6 +16,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.settings.optimizer import OptimizerSettings
+from tests.models.batches import spread
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = replace(
@@ -26,15 +27,6 @@ ENDS = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_to
 PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
 STOPS = tuple("aeiot")  # so that a random model ends its responses at many lengths
 TOLERANCE = 1e-4
-
-
-def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with logits that are spread over several units, far from uniform."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
-    return model.eval()
 
 
 def sampled(engine: Engine, sampling: SamplingParams) -> list[GroupData]:

@@ -13,6 +13,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.testing import PolicyContract
+from tests.models.batches import spread
 
 TOKENIZER = train_tokenizer(["Write a sentence that includes the words: apple, red."], 280)
 SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
@@ -57,12 +58,8 @@ def saved(request, tmp_path_factory):
     """A folder with weights spread widely enough for logits far from uniform, and the class that must load it."""
     make, loaded_as = request.param
     torch.manual_seed(0)
-    model = make()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     folder = tmp_path_factory.mktemp("policy")
-    save_policy(model, TOKENIZER, folder)
+    save_policy(spread(make(), alpha=0.1), TOKENIZER, folder)
     return folder, loaded_as
 
 

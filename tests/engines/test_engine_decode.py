@@ -16,6 +16,7 @@ from harness.engines.weights import PlainLinear, build_weights, make_linear
 from harness.models.config import PRESETS, RopeScaling
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
+from tests.models.batches import spread
 
 TOKENIZER = train_tokenizer([""], 258)
 GROUPED = dataclasses.replace(PRESETS["tiny"], vocab_size=258, num_hidden_layers=3)
@@ -34,13 +35,7 @@ RAGGED = [[5, 6, 7], [9] * 17, [100], [30, 31, 32, 33, 34, 35, 36]]
 
 
 def spread_model(config, seed):
-    """Weights far enough from uniform for logits of several units, and gains that are not 1."""
-    model = DecoderLM(config, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
-    return model
+    return spread(DecoderLM(config, seed=seed), seed)
 
 
 def decoder_for(model, dtype=torch.float32, linear=make_linear):

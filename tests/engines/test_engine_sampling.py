@@ -46,17 +46,6 @@ def test_a_row_has_the_same_stream_in_any_batch_and_a_longer_one_starts_alike():
     assert len(streams) == len(keys)
 
 
-def test_uniforms_are_uniform():
-    uniforms = row_uniforms(3, [(p, s) for p in range(40) for s in range(25)], 100)
-    assert uniforms.min() >= 0
-    assert uniforms.max() <= LARGEST_UNIFORM
-    # 100,000 draws: the mean's standard deviation is sqrt(1/12 / 1e5) = 0.0009; four of them
-    assert uniforms.mean() == pytest.approx(0.5, abs=0.0037)
-    # chi-square over 100 cells, 99 degrees of freedom: mean 99, standard deviation sqrt(198) = 14.1; four of them
-    counts = np.histogram(uniforms, bins=100, range=(0, 1))[0]
-    assert ((counts - 1000) ** 2 / 1000).sum() < 99 + 4 * math.sqrt(198)
-
-
 def logits_of(probabilities, rows=1):
     return torch.tensor([probabilities] * rows).log()
 
@@ -102,15 +91,6 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
     assert log_probs.tolist() == pytest.approx([math.log(4 / 7), math.log(3 / 7)])
 
 
-def test_frequencies_follow_the_distribution():
-    probabilities = torch.tensor([0.05, 0.4, 0.15, 0.1, 0.3])
-    uniforms = torch.from_numpy(row_uniforms(1, [(0, sample) for sample in range(20_000)], 1)[0])
-    tokens, _ = draw(probabilities.log().repeat(20_000, 1), SamplingParams(), uniforms)
-    expected = probabilities * 20_000
-    # chi-square, 4 degrees of freedom: mean 4, standard deviation sqrt(8) = 2.8; four of them
-    assert float(((tokens.bincount(minlength=5) - expected) ** 2 / expected).sum()) < 4 + 4 * math.sqrt(8)
-
-
 def rounded_by(errors):
     """A scan whose sums are each off by a share of the total, as those of a parallel scan may be; others are exact."""
 
@@ -151,7 +131,7 @@ def test_in_blocks_a_gpu_draws_what_a_cpu_draws() -> None:
         assert torch.allclose(log_probs[same], expected_log_probs[same], rtol=0, atol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     logits=LOGITS,
     uniform=st.one_of(

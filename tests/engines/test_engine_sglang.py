@@ -33,7 +33,6 @@ from harness.engines.stop_strings import StopStrings
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario.load import load_scenario
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 MODEL = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), max_position_embeddings=64))
@@ -218,12 +217,3 @@ def test_weights_come_by_name_and_what_the_old_ones_cached_is_flushed() -> None:
         ("update_weights_from_tensor", {"names": names, "flush_cache": True}),
         ("end_weight_update", {}),
     ]
-
-
-def test_a_scenario_that_sglang_can_serve_loads_and_one_that_it_cannot_is_refused(tmp_path: Path) -> None:
-    text = "engine: {type: sglang}\ntransport: {type: object_store_numpy}\n"
-    (tmp_path / "trial.yaml").write_text(text)
-    assert load_scenario(tmp_path / "trial.yaml").engine.type == "sglang"
-    (tmp_path / "trial.yaml").write_text(text + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n")
-    with pytest.raises(UserError, match="must be native or vllm"):
-        load_scenario(tmp_path / "trial.yaml")

@@ -92,6 +92,7 @@ def test_rope_bases_and_scalings_are_read_in_both_spellings():
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
         ({"vocab_size": None}, "vocab_size is None, must be an integer"),
         ({"hidden_size": "64"}, "hidden_size is '64', must be an integer"),
+        ({"rms_norm_eps": [1]}, "a value is of the wrong kind"),
     ],
 )
 def test_what_the_own_model_cannot_run_is_refused_by_name(change, named):

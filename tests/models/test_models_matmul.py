@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.core.errors import UserError
 from harness.models import matmul
@@ -26,6 +25,7 @@ from harness.models.matmul import (
     rounded_up,
     use_fast_products,
 )
+from tests.models.batches import Operators
 
 pytestmark = pytest.mark.skipif(not onednn_works(), reason="no oneDNN in this torch")
 
@@ -43,18 +43,6 @@ def library(request, monkeypatch):
     """Whose products are made; a test that asks for oneDNN's alone says so."""
     monkeypatch.setenv(VARIABLE, request.param)
     return request.param
-
-
-class Operators(TorchDispatchMode):
-    """Remember which operators ran, in their order."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def seeded(*shape, seed=0):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -19,6 +19,7 @@ TEXTS = ["Write a sentence that includes the words: apple, red.", "The red apple
 TOKENIZER = train_tokenizer(TEXTS, 300)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text())
 @example(" two  spaces , and .")
 @example("<|eos|><|pad|>")
