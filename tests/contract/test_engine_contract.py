@@ -158,6 +158,7 @@ class SglangCase(ServedCase):
 
 
 NATIVE, GPT2_CASE = Case(lambda: DecoderLM(SHAPE)), Case(lambda: GPT2LMHeadModel(GPT2))
+QWEN2 = Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS)))
 NARROW = Case(lambda: DecoderLM(SHAPE), "bfloat16", 0.5)
 VLLM, VLLM_QWEN2 = VllmCase(lambda: DecoderLM(SHAPE)), VllmCase(lambda: Qwen2ForCausalLM(Qwen2Config(**TWO_HEADS)))
 WITHOUT_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)")
@@ -168,7 +169,7 @@ VLLM_PARAMS = [
 ]
 ENGINES = [
     pytest.param(NATIVE, id="native"),
-    pytest.param(Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS))), id="transformers, qwen2"),
+    pytest.param(QWEN2, id="transformers, qwen2"),
     pytest.param(GPT2_CASE, id="transformers, gpt2"),
     *VLLM_PARAMS,
     pytest.param(SglangCase(lambda: DecoderLM(WIDE)), id="sglang", marks=[WITHOUT_SGLANG, pytest.mark.slow]),

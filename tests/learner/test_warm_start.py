@@ -188,7 +188,6 @@ def cut(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated weights": lambda folder: cut(folder / "model.safetensors"),
-    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
     "half a manifest": lambda folder: cut(folder / "manifest.json"),
     "the same size, one value gone": lambda folder: (folder / "model.safetensors").write_bytes(
         (folder / "model.safetensors").read_bytes()[:-4] + b"\0\0\0\0"

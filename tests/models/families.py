@@ -48,7 +48,7 @@ class Family:
         config: its ``config.json`` but for the vocabulary and the ids of its special tokens.
         specials: special tokens of the tokenizer, in order.
         ends: those in ``eos_token_id`` of the two configs; one is written as a number, several as a list.
-        eos, bos, pad: of the tokenizer; None: it has none.
+        eos, bos, pad: of the tokenizer; None: the first of ``ends``, or that it has none.
         padding_rows: tokens of the vocabulary that the tokenizer does not have.
         beyond: special tokens of the tokenizer that the vocabulary does not have.
         sampling: sampling defaults in ``generation_config.json``.
@@ -61,7 +61,7 @@ class Family:
     config: Mapping[str, Any]
     specials: Sequence[str] = ("<|endoftext|>",)
     ends: Sequence[str] = ("<|endoftext|>",)
-    eos: str = "<|endoftext|>"
+    eos: str | None = None
     bos: str | None = None
     pad: str | None = None
     padding_rows: int = 0
@@ -91,7 +91,6 @@ _QWEN_TOKENS: dict[str, Any] = {
     "tokenizer_class": "Qwen2Tokenizer",
     "specials": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "ends": ("<|im_end|>", "<|endoftext|>"),
-    "eos": "<|im_end|>",
     "pad": "<|endoftext|>",
     "padding_rows": 21,
 }
@@ -106,7 +105,6 @@ _MISTRAL_TOKENS: dict[str, Any] = {
     "tokenizer_class": "LlamaTokenizer",
     "specials": ("<unk>", "<s>", "</s>"),
     "ends": ("</s>",),
-    "eos": "</s>",
     "bos": "<s>",
 }
 _GEMMA_TOKENS: dict[str, Any] = {
@@ -226,6 +224,7 @@ FAMILIES: dict[str, Family] = {
         bos="<|endoftext|>",
         pad="<|endoftext|>",
         ends=("<|end|>", "<|endoftext|>"),
+        eos="<|endoftext|>",
         padding_rows=7,
         tokenizer_class="GPT2Tokenizer",
     ),
@@ -235,7 +234,6 @@ FAMILIES: dict[str, Family] = {
         | {"attention_multiplier": 0.0625, "rope_theta": 5e6, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
         specials=("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
         ends=("<|end_of_text|>",),
-        eos="<|end_of_text|>",
         bos="<|end_of_text|>",
         pad="<|end_of_text|>",
         tokenizer_class="GPT2Tokenizer",
@@ -249,7 +247,6 @@ FAMILIES: dict[str, Family] = {
         | {"torch_dtype": "bfloat16"},
         specials=("<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
         ends=("<|END_OF_TURN_TOKEN|>",),
-        eos="<|END_OF_TURN_TOKEN|>",
         bos="<BOS_TOKEN>",
         pad="<PAD>",
         tokenizer_class="CohereTokenizer",
@@ -267,7 +264,6 @@ FAMILIES: dict[str, Family] = {
         | {"rope_scaling": {**_YARN, "attention_factor": 1.2, "beta_fast": 32, "beta_slow": 1, "rope_type": "yarn"}},
         specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>2"),
         ends=("<|im_end|>", "<|endoftext|>"),
-        eos="<|im_end|>",
         pad="<|pad|>2",
         padding_rows=11,
         tokenizer_class="GPT2Tokenizer",
@@ -279,7 +275,6 @@ FAMILIES: dict[str, Family] = {
         | {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "rope_scaling": None, "mlp_bias": False},
         specials=("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|pad|>2"),
         ends=("<|im_end|>",),
-        eos="<|im_end|>",
         bos="<|begin_of_text|>",
         pad="<|pad|>2",
     ),
@@ -301,7 +296,6 @@ FAMILIES: dict[str, Family] = {
         | {"initial_context_length": 16, "tie_word_embeddings": False, "attention_dropout": 0.0},
         specials=("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|call|>"),
         ends=("<|return|>", "<|endoftext|>", "<|call|>"),
-        eos="<|return|>",
         bos="<|startoftext|>",
         pad="<|endoftext|>",
         padding_rows=5,
@@ -313,7 +307,6 @@ FAMILIES: dict[str, Family] = {
         | {"rope_theta": 1e6, "tie_embedding": True, "torch_dtype": "bfloat16", "block_ff_dim": 96, "block_dim": 128},
         specials=("<|pad|>2", "<|startoftext|>", "<|endoftext|>", "<|im_end|>"),
         ends=("<|im_end|>",),
-        eos="<|im_end|>",
         bos="<|startoftext|>",
         pad="<|pad|>2",
         padding_rows=3,
@@ -349,7 +342,6 @@ FAMILIES: dict[str, Family] = {
         | {"attention_bias": False, "ep_size": 1, "torch_dtype": "bfloat16"},
         specials=("<|begin_of_sentence|>", "<|end_of_sentence|>"),
         ends=("<|end_of_sentence|>",),
-        eos="<|end_of_sentence|>",
         bos="<|begin_of_sentence|>",
         pad="<|end_of_sentence|>",
         padding_rows=4,
@@ -387,7 +379,7 @@ def tokenizer_of(family: Family) -> Tokenizer:
     else:
         tokenizer = Tokenizer.from_str(_of_bytes())
     tokenizer.add_special_tokens(list(family.specials))
-    if family.bos is not None and family.bos != family.eos:
+    if family.bos is not None and family.bos != (family.eos or family.ends[0]):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{family.bos} $A",
             pair=f"{family.bos} $A {family.bos} $B",
@@ -398,7 +390,7 @@ def tokenizer_of(family: Family) -> Tokenizer:
 
 def _write_tokenizer(family: Family, tokenizer: Tokenizer, folder: Path) -> None:
     """Write it as transformers 4 did, or without a class as transformers 5 does."""
-    names = {"eos_token": family.eos, "bos_token": family.bos, "pad_token": family.pad}
+    names = {"eos_token": family.eos or family.ends[0], "bos_token": family.bos, "pad_token": family.pad}
     special = {name: text for name, text in names.items() if text is not None}
     if not family.tokenizer_class:
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
@@ -586,15 +578,14 @@ def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
 
 
 def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[str, Any]]:
-    """Open folders with the transformers of another Python; what it found is kept in ``out``, and read from there.
+    """Open folders with the transformers of another Python, which writes what it found to ``out``.
 
     Returns:
         Of each folder, by its path: ``log_probs`` of a row of tokens, by the reference attention, and ``ids`` of
         ``PROBE``; or ``error``, of the first that it could not open.
     """
-    if not out.exists():
-        command = [python, Path(__file__).with_name("reopen.py"), out, PROBE, *folders]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-        subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
+    command = [python, Path(__file__).with_name("reopen.py"), out, PROBE, *folders]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
     found: dict[str, dict[str, Any]] = torch.load(out)
     return found
