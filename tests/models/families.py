@@ -529,13 +529,13 @@ def measure(folder: Path) -> Measured:
     groups = engine.generate(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS), 0)
     of_rows = [prompt for prompt in prompts for _ in range(SAMPLES)]
     sampled = [completion for group in groups for completion in group]
+    all_tokens = [one.token_ids.tolist() for one in sampled]
     # rows of unlike lengths, as responses that end early are
-    responses = [one.token_ids.tolist()[: max(1, TOKENS - 5 * row % 9)] for row, one in enumerate(sampled)]
-    with torch.no_grad():
-        whole = reference_log_probs(reference, of_rows, [one.token_ids.tolist() for one in sampled])
-    expected = reference_log_probs(reference, of_rows, responses)
+    responses = [tokens[: max(1, TOKENS - 5 * row % 9)] for row, tokens in enumerate(all_tokens)]
+    whole = reference_log_probs(reference, of_rows, all_tokens)
+    expected = [row[: len(response)] for row, response in zip(whole, responses, strict=True)]
     (-torch.cat(expected).mean()).backward()
-    expected = [row.detach() for row in expected]
+    whole, expected = ([row.detach() for row in rows] for rows in (whole, expected))
     of_engine = max(gap([one.log_probs for one in sampled], whole), gap(engine.score(of_rows, responses), expected))
     batch = _batch(prompts, responses)
     mask_BT, lengths = batch[3], [len(response) for response in responses]
@@ -553,7 +553,7 @@ def measure(folder: Path) -> Measured:
             layouts.append(score_rows(model, shared_rows(request, layout, torch.float32), request)[0])
         scoring = max(gap(each_BT[mask_BT].split(lengths), expected) for each_BT in layouts)
         save_policy(model, tokenizer, folder / "saved")
-        saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, responses), expected)
+        saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, all_tokens), whole)
     gradients = _gradient_gap(model, reference)
     return Measured(own, of_engine, max(scoring, gap(alone, expected)), gradients, saved)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from harness.core.errors import UserError
+from harness.models.sorting import NumberTokenizer
 from harness.models.tokenizer import tokenizer_digest, train_tokenizer
 
 TEXTS = ["Write a sentence that includes the words: apple, red.", "The red apple is on the table."] * 4
@@ -95,4 +96,4 @@ def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_writt
         saved(tmp_path, bos_token="<|eos|>"),
         tokenizer_digest(train_tokenizer(TEXTS, 290)),
     ]
-    assert len({plain, *others}) == 8
+    assert len({plain, *others, tokenizer_digest(NumberTokenizer())}) == 9  # which has no files, only its kind
