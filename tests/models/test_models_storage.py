@@ -232,9 +232,10 @@ def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it)
             load_policy(folder)
 
 
-@pytest.mark.parametrize(
-    ("index", "what"),
-    [
+def test_an_index_of_weights_names_files_of_its_folder(folder):
+    os.rename(folder / "model.safetensors", folder / "model-1.safetensors")
+    place = folder / "model.safetensors.index.json"
+    for index, what in (
         ("{}", "has no weight_map from tensors to files"),
         ("[]", "holds no object"),
         ("xx", "is not JSON"),
@@ -242,15 +243,12 @@ def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it)
         ('{"weight_map": {"a": 3}}', "has no weight_map from tensors to files"),
         ('{"weight_map": {"a": "../../etc/passwd"}}', "names 'passwd', which is no safetensors file of this folder"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "names 'gone.safetensors', which is no safetensors file"),
-    ],
-)
-def test_an_index_of_weights_names_files_of_its_folder(folder, index, what):
-    os.rename(folder / "model.safetensors", folder / "model-1.safetensors")
-    (folder / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(UserError) as caught:
-        load_policy(folder)
-    assert what in caught.value.what
-    assert caught.value.where == str(folder / "model.safetensors.index.json")
+    ):
+        place.write_text(index)
+        with pytest.raises(UserError) as caught:
+            load_policy(folder)
+        assert what in caught.value.what, index[:40]
+        assert caught.value.where == str(place)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
