@@ -107,18 +107,6 @@ def test_the_stacks_of_a_process_are_in_the_file_and_it_goes_on(
 
 
 @pytest.mark.usefixtures("allowed")
-def test_without_processes_of_their_own_all_lanes_are_in_the_file_of_this_one(tmp_path: Path) -> None:
-    recorder = PySpyRecorder(window(steps=1, format="raw"), dict, tmp_path / "profiles")
-    recorder.on_step_starts(2)
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        sum(range(100))
-    recorder.on_step(2)
-    assert [path.name for path in recorder.close()] == ["driver.txt"]
-    assert "test_without_processes_of_their_own" in (tmp_path / "profiles" / "driver.txt").read_text()
-
-
-@pytest.mark.usefixtures("allowed")
 def test_a_process_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
@@ -147,6 +135,10 @@ def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[
     assert [path.name for path in recorder.files] == ["generator0+learner.txt", "generator1.txt"]
     text = (tmp_path / "profiles" / "generator1.txt").read_text()
     assert text == "run (./harness/run/experiment.py:3);work (<path>/x.py:9) 5\n"
+    together = PySpyRecorder(window(steps=1, format="raw"), dict, tmp_path / "profiles", program, SCRUBBER)
+    together.on_step_starts(2)
+    together.on_step(2)
+    assert [path.name for path in together.files] == ["driver.txt"]  # the lanes that have no process of their own
 
 
 @pytest.mark.parametrize(
