@@ -5,8 +5,6 @@ signals  Five small runs on Ray, as commands, meet SIGKILL, SIGSTOP or SIGTERM o
          exit code, one line, and for each arm one status or no run folder.
 kills    SIGKILL of a command, in one process or on Ray, or of its Learner alone, in a save or between two; it goes on
          and ends with the bytes of the policy of a run that nobody disturbed.
-ranks    A rank of a Learner of two is killed, while it starts too, or stopped: the run ends in time and by the rank's
-         name, or as a stall with the stacks and last calls of both.
 row      Run after run in one process: processes, descriptors, shared memory, temporary files and resident memory are no
          more after the last than after the second. Ray itself leaves up to two sockets at each start.
 
@@ -43,12 +41,11 @@ from harness.core.trace import RecordingTracer
 from harness.report.document import Table
 from harness.results import Run, find_runs, load_run
 from harness.results.writer import MANIFEST
-from harness.run.actors.part import CLOSE_S, LAST_WORDS_S, LEAST_START_S
+from harness.run.actors.part import LEAST_START_S
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, order_in_block, points_of
 from harness.run.parts import RunningParts
-from harness.run.watchdog import DUMP_S
 from harness.scenario.axes import expand
 from harness.scenario.lanes import all_lanes
 from harness.scenario.load import load_scenario
@@ -58,8 +55,8 @@ from tests.e2e.conftest import Traces
 
 EXAMPLE = "python -m tests.benchmarks.soak signals --seed 3        # about an hour; --only vllm_sync: one of five"
 PART = "ray::PartActor"
-GONE_S, PATIENCE_S, BUSY_S = 10.0, 300.0, 5.0
-"""Seconds in which what a command leaves goes by itself; that a test waits for a moment; that a loaded machine adds."""
+GONE_S, PATIENCE_S = 10.0, 300.0
+"""Seconds in which what a command leaves goes by itself; that a test waits for a moment."""
 
 
 class Outcome(NamedTuple):
@@ -171,75 +168,6 @@ def row(where: Place, options: argparse.Namespace) -> Outcomes:
         ]
         said = ", ".join(f"{value} {name}" for name, value in last.items())
         yield Outcome("row", said, grown if number == options.runs - 1 else [])
-
-
-# ---- ranks
-
-RANKS = ("killed", "killed at the start", "stopped")
-RANKS_STALL_S = 12.0
-DEATH_S = LAST_WORDS_S + CLOSE_S + BUSY_S
-HANG_S = RANKS_STALL_S + 4 * DUMP_S + CLOSE_S + BUSY_S
-OF_RANKS = """
-model: {{type: preset, preset: tiny, warm_start: false, threads: 1}}
-sampling: {{max_tokens: 8}}
-rollout_batch_size: 12
-group_size: 4
-epochs_per_batch: 2
-steps: 100000
-loss: {{kl: {{coefficient: 0.1}}}}
-evaluation: {{every: 100000, prompts: 2, examples: 1}}
-engine: {{type: native, mismatch_bound: 1.0e-4}}
-transport: {{type: shared_memory}}
-placement: {{learner: {{ranks: 2}}}}
-learner: {{sharding: {sharding}}}
-faults: {{stall_after_s: {stall_s}}}
-"""
-
-
-def ranks(where: Place, options: argparse.Namespace) -> Outcomes:
-    with PartsFactory() as factory:
-        for number in range(options.first, options.first + options.runs):
-            rng = random.Random(f"{options.seed} {number}")
-            kind, rank, delay_s = RANKS[number % len(RANKS)], rng.randrange(2), rng.uniform(0, 3)
-            yield struck_rank(where, factory, kind, rank, delay_s, options.sharding)
-    if left := left_of(where.traces):
-        yield Outcome("Ray's end", "", left)
-
-
-def struck_rank(where: Place, factory: PartsFactory, kind: str, rank: int, delay_s: float, sharding: str) -> Outcome:
-    home, traces, struck = where.new(), where.traces, list[float]()
-    file = home / "trial.yaml"
-    file.write_text(OF_RANKS.format(sharding=sharding, stall_s=RANKS_STALL_S))
-    before = [*traces.processes(), *map(str, traces.folder.glob("grpo-*/ranks-*/*"))]
-
-    def strike(pid: int) -> None:
-        struck.append(time.monotonic())
-        os.kill(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
-
-    def strike_a_start() -> None:
-        while len(begun := sorted(set(traces.processes(PART)) - set(before))) < 2:
-            time.sleep(0.05)
-        time.sleep(delay_s)
-        strike(begun[rank])
-
-    def started(pids: Mapping[str, int]) -> None:
-        if kind != "killed at the start":
-            threading.Timer(delay_s, strike, [pids[f"learner/{rank}"]]).start()
-
-    if kind == "killed at the start":
-        threading.Thread(target=strike_a_start, daemon=True).start()
-    message = run_here(file, home / "out", factory, started)
-    seconds = time.monotonic() - struck[0] if struck else math.inf
-    died = rf"learner/{rank} died" if kind == "killed" else r"(learner/\d|generator|scorer) died"
-    wrong = [] if re.search("stall_after_s" if kind == "stopped" else died, message) else [f"it said: {message}"]
-    if kind == "stopped":
-        log = "".join(file.read_text() for file in home.glob("out/trial/*/log.txt"))
-        wanted = [said for each in (0, 1) for said in (f"stacks of learner/{each} (process ", f"learner/{each} last: ")]
-        wrong += [f"no {words!r} in the log" for words in wanted if words not in log]
-    if seconds > (limit := HANG_S if kind == "stopped" else DEATH_S):
-        wrong.append(f"ended after {seconds:.1f} s, later than {limit:g}")
-    said = f"rank {rank} after {delay_s:.2f} s: ended after {seconds:.1f} s"
-    return Outcome(kind, said, wrong + left_of(traces, True, before))
 
 
 # ---- kills
@@ -620,7 +548,7 @@ def statuses_in(out: Path, arms: Arms) -> Statuses:
     return tuple(found.get(name) for name in arms.names)
 
 
-KINDS = {"signals": signals, "kills": kills, "ranks": ranks, "row": row}
+KINDS = {"signals": signals, "kills": kills, "row": row}
 
 
 def main() -> int:
@@ -631,7 +559,6 @@ def main() -> int:
     made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     made.add_argument("--only", choices=SCENARIOS, help="of signals, this scenario alone")
     made.add_argument("--ranks", type=int, default=1, help="of the Learner, in kills (1)")
-    made.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"), help="of the Learner, in ranks (ddp)")
     options = made.parse_args()
     total = options.runs if options.kind != "signals" else (options.runs + 1) * (1 if options.only else len(SCENARIOS))
     counts = Counter[tuple[str, bool]]()
