@@ -56,7 +56,7 @@ class _File(io.FileIO):
         return super().write(data[:room])
 
 
-@pytest.mark.parametrize("blocks", [*range(0, 5, 2), *range(6, 13), 14])
+@pytest.mark.parametrize("blocks", [0, 4, 6, 7, 9, 12, 14])
 def test_a_disk_that_is_full_after_so_many_blocks(tmp_path: Path, load: Load, blocks: int, monkeypatch: Patch) -> None:
     """Before a run it leaves no folder; in a run, one that failed and can be read; while it is shown, a whole one."""
     trial, out = load('steps: 4\nprofile: "off"\nevaluation: {every: 2, prompts: 4}\n'), tmp_path / "out"
