@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import Run, find_runs
+from harness.run import session
 from harness.run.continuation import SWEEP
 from harness.run.earlier_runs import recorded_text
 from harness.run.engine import Tries
@@ -95,6 +97,15 @@ class Planned:
         if learner.error is not None and learner.error[0] == BUILT:
             raise learner.error[1]
         return replace(parts, learner=learner)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_look_at_this_machine() -> Iterator[None]:
+    """Asking git and the package index takes as long as a simulated run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("code_state", "machine_facts", "package_versions"):
+            patch.setattr(session, name, cache(getattr(session, name)))
+        yield
 
 
 @pytest.fixture

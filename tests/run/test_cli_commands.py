@@ -1,7 +1,6 @@
 """The commands in the same process: what they print, hand on and return."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -117,15 +116,6 @@ def test_how_a_run_ends_decides_the_exit_code(capsys, ending, code, message):
     assert run_with("run", "mine", ending=ending)[0] == code
     said = capsys.readouterr().err
     assert message in said if isinstance(ending, ZeroDivisionError) else said == message
-
-
-def test_no_command_prints_help_and_each_has_an_example(capsys):
-    assert main([]) == 2
-    out, error = capsys.readouterr()
-    assert (out, "python -m harness run quickstart" in error) == ("", True)
-    for command in ("run", "bench", "sweep", "validate"):
-        assert main([command, "--help"]) == 0
-        assert re.search(rf"examples?:\n  python -m harness {command} ", capsys.readouterr().out)
 
 
 def test_validate_counts_runs_and_rollouts_and_prints_what_is_resolved(capsys, folder):

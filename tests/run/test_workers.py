@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.errors import RunStopped
 from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
 from harness.engines.stop_strings import SpecialTokens
 from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
-from harness.run.prompts import check_prompts_fit
 from harness.run.weight_sync import publish_weights
 from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker
 from harness.tasks.scoring import DirectRewards
@@ -207,24 +206,6 @@ def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
     assert scored.metrics["validation/reward"] == Metric(1.0, count=1)
     assert scored.metrics["validation/response_length"] == Metric(1.0, count=1)
     assert [span.stage for span in tracer.drain()] == [Stage.EVALUATE, Stage.EVALUATE]
-
-
-def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -> None:
-    check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=8)
-    check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=None)
-    with pytest.raises(UserError, match=r"(?s)3 of 3 .* 8.* has 3 tokens; with 6 response tokens that is 9") as caught:
-        check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=8)
-    assert "sampling.max_tokens to 5 or less" in str(caught.value.fix)
-
-
-def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
-    tracer = ticking()
-    generator = generator_of(Echo(), tracer)
-    asked = iter([False, False, True])
-    scorer = ScorerWorker(DirectRewards(StartsWith().reward, lambda: next(asked)), 0, tracer)
-    with pytest.raises(Interrupted):
-        scorer.score(train_item(), generator.generate(train_item()))
-    assert next(asked, None) is None
 
 
 class Thinking(Letters):
