@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 
 from harness.core.errors import UserError
+from harness.report import files
 from harness.run.experiment import run_scenario
 from tests.run.conftest import Load, Patch, runs_in
 from tests.stand_ins.simulated_parts import build_simulated_parts
@@ -64,6 +65,7 @@ def test_a_disk_that_is_full_after_so_many_blocks(tmp_path: Path, load: Load, bl
     with monkeypatch.context() as small:
         small.setattr(builtins, "open", disk.open)
         small.setattr(io, "open", disk.open)
+        small.setattr(files, "page", lambda *told: "x" * 100 * BLOCK)  # drawing it takes far longer than the run
         with pytest.raises(UserError) as caught:
             run_scenario(trial, out, True, build_simulated_parts)
     assert full in caught.value.what

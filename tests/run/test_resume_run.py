@@ -311,26 +311,14 @@ def test_an_asynchronous_checkpoint_has_a_lane_of_its_own_and_policies_are_kept(
     assert [span.version for span in spans if span.stage is Stage.SAVE_POLICY] == [4, 8, 8]
 
 
-class FullDisk:
-    """A Learner in this process, and a recorder that has recorded nothing."""
-
-    lane = "learner"
-
-    @property
-    def learner(self) -> FullDisk:
-        return self
-
-    def recorded(self) -> None: ...
-
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_counts(tmp_path: Path) -> None:
+    async def full(folder: Path, version: int, *, asynchronous: bool) -> float:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "rank0.safetensors"))
 
-
-def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_counts(tmp_path: Path) -> None:
-    parts, state = cast(Any, FullDisk()), cast(Any, SimpleNamespace(version=3))
+    parts: Any = SimpleNamespace(learner=SimpleNamespace(lane="learner", save_state=full), recorded=lambda: None)
     saver = RunCheckpoints(tmp_path, CheckpointSettings(every=1), parts, parts, NullTracer())
     with pytest.raises(RunStopped, match=os.strerror(errno.ENOSPC)):
-        asyncio.run(saver.save(state))
+        asyncio.run(saver.save(cast(Any, SimpleNamespace(version=3))))
     assert newest_whole(tmp_path / CHECKPOINTS) == (None, ())
 
 
