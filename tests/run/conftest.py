@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from harness.core.checkpoints import write_file
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
+from harness.learner.warm_start import lessons
+from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
 from harness.run import session
 from harness.run.continuation import SWEEP
@@ -99,10 +103,20 @@ class Planned:
         return replace(parts, learner=learner)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_look_at_this_machine() -> Iterator[None]:
-    """Asking git and the package index takes as long as a simulated run."""
+@cache
+def _trained(texts: tuple[str, ...], vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
+    return train_tokenizer(texts, vocab_size, split_digits=split_digits)
+
+
+def _trained_once(texts: Iterable[str], vocab_size: int, *, split_digits: bool = False) -> PreTrainedTokenizerFast:
+    return deepcopy(_trained(tuple(texts), vocab_size, split_digits))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_takes_longer_than_the_runs_once() -> Iterator[None]:
+    """Train the tokenizer of the presets, and ask git and the package index, for all tests of a file together."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lessons, "train_tokenizer", _trained_once)
         for name in ("code_state", "machine_facts", "package_versions"):
             patch.setattr(session, name, cache(getattr(session, name)))
         yield
