@@ -70,6 +70,11 @@ def stand_in(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
+def at_its_end(lines: str) -> str:
+    """A program that says that it samples until Ctrl-C, and then does this."""
+    return f"{SAMPLING}\ntrap '{lines}; exit 0' INT\nwhile :; do sleep 0.01; done"
+
+
 def window(**settings: object) -> PySpyWindow:
     return PySpyWindow.model_validate({"lanes": ["learner"], "first_step": 2, "steps": 2} | settings)
 
@@ -118,10 +123,10 @@ def test_a_process_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
 
 def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[str], Path], tmp_path: Path) -> None:
     program = stand_in(
-        f"""{SAMPLING}
-        trap 'echo "run (/home/jane/project/harness/run/experiment.py:3);work (/opt/secret/x.py:9) 5" > $out;
-              echo "py-spy> Wrote raw data. Samples: 5 Errors: 0"; exit 0' INT
-        while :; do sleep 0.01; done"""
+        at_its_end(
+            'echo "run (/home/jane/project/harness/run/experiment.py:3);work (/opt/secret/x.py:9) 5" > $out; '
+            'echo "py-spy> Wrote raw data. Samples: 5 Errors: 0"'
+        )
     )
     recorder = PySpyRecorder(
         window(lanes=["learner", "generator"], format="raw"),
@@ -142,18 +147,17 @@ def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("at_its_end", "said"),
+    ("lines", "said"),
     [
-        ("echo 'py-spy> Wrote raw data. Samples: 0 Errors: 0'; echo > $out", "learner: not one sample"),
-        ("echo 'Error: disk full'", "learner: Error: disk full"),
-        ("echo 'py-spy> Wrote raw data. Samples: 7 Errors: 0'", "learner: it gave no reason"),
+        ('echo "py-spy> Wrote raw data. Samples: 0 Errors: 0"; echo > $out', "learner: not one sample"),
+        ('echo "Error: disk full"', "learner: Error: disk full"),
+        ('echo "py-spy> Wrote raw data. Samples: 7 Errors: 0"', "learner: it gave no reason"),
     ],
 )
 def test_a_window_without_a_file_stops_the_run(
-    at_its_end: str, said: str, stand_in: Callable[[str], Path], tmp_path: Path
+    lines: str, said: str, stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    program = stand_in(f'{SAMPLING}\ntrap "{at_its_end}; exit 0" INT\nwhile :; do sleep 0.01; done')
-    recorder = PySpyRecorder(window(), lambda: {"learner": 11}, tmp_path / "profiles", program)
+    recorder = PySpyRecorder(window(), lambda: {"learner": 11}, tmp_path / "profiles", stand_in(at_its_end(lines)))
     recorder.on_step_starts(2)
     recorder.on_step(2)
     with pytest.raises(RunStopped, match=f"py-spy recorded nothing: {said}"):
@@ -166,10 +170,8 @@ def test_a_process_that_did_nothing_is_noted_if_another_one_worked(
     stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:
     program = stand_in(
-        f"""mkdir {tmp_path}/first 2>/dev/null && samples=5 || samples=0
-        {SAMPLING}
-        trap 'echo x > $out; echo "py-spy> Wrote raw data. Samples: $samples Errors: 0"; exit 0' INT
-        while :; do sleep 0.01; done"""
+        f"mkdir {tmp_path}/first 2>/dev/null && samples=5 || samples=0\n"
+        + at_its_end('echo x > $out; echo "py-spy> Wrote raw data. Samples: $samples Errors: 0"')
     )
     processes = {"learner": 11, "scorer": 12}
     recorder = PySpyRecorder(window(lanes=["learner", "scorer"]), lambda: processes, tmp_path / "profiles", program)
