@@ -3,6 +3,10 @@
 signals  Five small runs on Ray, as commands, meet SIGKILL, SIGSTOP or SIGTERM of the driver, a part or a rank. What is
          right depends on the moment, which is looked up in run folders and ``/proc`` (``Moment``, ``expected``): one
          exit code, one line, and for each arm one status or no run folder.
+kills    SIGKILL of a command, in one process or on Ray, or of its Learner alone, in a save or between two; it goes on
+         and ends with the bytes of the policy of a run that nobody disturbed.
+ranks    A rank of a Learner of two is killed, while it starts too, or stopped: the run ends in time and by the rank's
+         name, or as a stall with the stacks and last calls of both.
 row      Run after run in one process: processes, descriptors, shared memory, temporary files and resident memory are no
          more after the last than after the second. Ray itself leaves up to two sockets at each start.
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import re
@@ -21,9 +26,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,22 +38,28 @@ from typing import NamedTuple
 
 import psutil
 
+from harness.core.errors import HarnessError
+from harness.core.trace import RecordingTracer
 from harness.report.document import Table
-from harness.results import Run, find_runs
+from harness.results import Run, find_runs, load_run
 from harness.results.writer import MANIFEST
-from harness.run.actors.part import LEAST_START_S
-from harness.run.experiment import run_scenario
+from harness.run.actors.part import CLOSE_S, LAST_WORDS_S, LEAST_START_S
+from harness.run.experiment import go_on_with, run_scenario
+from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, order_in_block, points_of
+from harness.run.parts import RunningParts
+from harness.run.watchdog import DUMP_S
 from harness.scenario.axes import expand
 from harness.scenario.lanes import all_lanes
 from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.benchmarks.runner import ROOT, counted, parser, publish
 from tests.e2e.conftest import Traces
 
 EXAMPLE = "python -m tests.benchmarks.soak signals --seed 3        # about an hour; --only vllm_sync: one of five"
 PART = "ray::PartActor"
-GONE_S = 10.0
-"""Seconds in which what a command leaves goes by itself."""
+GONE_S, PATIENCE_S, BUSY_S = 10.0, 300.0, 5.0
+"""Seconds in which what a command leaves goes by itself; that a test waits for a moment; that a loaded machine adds."""
 
 
 class Outcome(NamedTuple):
@@ -95,11 +107,16 @@ def files_in(traces: Traces) -> list[str]:
     return [name for name in os.listdir(traces.folder) if not name.startswith("torchinductor_")]  # torch's own cache
 
 
-def left_of(traces: Traces) -> list[str]:
-    """Return what a command has left, after a while."""
+def left_of(traces: Traces, beside_ray: bool = False, before: Sequence[object] = ()) -> list[str]:
+    """Return what is left after a while: of a command everything, of a run in this process its parts and files."""
     end_s = time.monotonic() + GONE_S
     while True:
-        found = [*traces.processes().values(), *traces.shared_memory(), *files_in(traces)]
+        processes = [line for pid, line in traces.processes(PART if beside_ray else "").items() if pid not in before]
+        shared = [name for name in traces.shared_memory() if not (beside_ray and "plasma" in name)]
+        files = files_in(traces)
+        if beside_ray:
+            files = [str(file) for file in traces.folder.glob("grpo-*/ranks-*/*") if str(file) not in before]
+        found = [*processes, *shared, *files]
         if not found or time.monotonic() > end_s:
             return [f"left: {found}"] if found else []
         time.sleep(0.1)
@@ -113,6 +130,21 @@ def code_of(process: subprocess.Popen[bytes], limit_s: float, wrong: list[str]) 
         wrong.append(f"it had not ended after {limit_s:g} s")
         process.kill()
         return process.wait()
+
+
+def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Mapping[str, int]], object]) -> str:
+    """Make a run in this process; ``started`` gets its processes once they are there. Return the error's message."""
+
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        parts = factory(scenario, tracer, should_stop)
+        started(parts.processes())
+        return parts
+
+    try:
+        run_scenario(load_scenario(file), out, quiet=True, build=build, show=lambda _: None)
+    except HarnessError as error:
+        return str(error)
+    return ""
 
 
 # ---- row
@@ -139,6 +171,224 @@ def row(where: Place, options: argparse.Namespace) -> Outcomes:
         ]
         said = ", ".join(f"{value} {name}" for name, value in last.items())
         yield Outcome("row", said, grown if number == options.runs - 1 else [])
+
+
+# ---- ranks
+
+RANKS = ("killed", "killed at the start", "stopped")
+RANKS_STALL_S = 12.0
+DEATH_S = LAST_WORDS_S + CLOSE_S + BUSY_S
+HANG_S = RANKS_STALL_S + 4 * DUMP_S + CLOSE_S + BUSY_S
+OF_RANKS = """
+model: {{type: preset, preset: tiny, warm_start: false, threads: 1}}
+sampling: {{max_tokens: 8}}
+rollout_batch_size: 12
+group_size: 4
+epochs_per_batch: 2
+steps: 100000
+loss: {{kl: {{coefficient: 0.1}}}}
+evaluation: {{every: 100000, prompts: 2, examples: 1}}
+engine: {{type: native, mismatch_bound: 1.0e-4}}
+transport: {{type: shared_memory}}
+placement: {{learner: {{ranks: 2}}}}
+learner: {{sharding: {sharding}}}
+faults: {{stall_after_s: {stall_s}}}
+"""
+
+
+def ranks(where: Place, options: argparse.Namespace) -> Outcomes:
+    with PartsFactory() as factory:
+        for number in range(options.first, options.first + options.runs):
+            rng = random.Random(f"{options.seed} {number}")
+            kind, rank, delay_s = RANKS[number % len(RANKS)], rng.randrange(2), rng.uniform(0, 3)
+            yield struck_rank(where, factory, kind, rank, delay_s, options.sharding)
+    if left := left_of(where.traces):
+        yield Outcome("Ray's end", "", left)
+
+
+def struck_rank(where: Place, factory: PartsFactory, kind: str, rank: int, delay_s: float, sharding: str) -> Outcome:
+    home, traces, struck = where.new(), where.traces, list[float]()
+    file = home / "trial.yaml"
+    file.write_text(OF_RANKS.format(sharding=sharding, stall_s=RANKS_STALL_S))
+    before = [*traces.processes(), *map(str, traces.folder.glob("grpo-*/ranks-*/*"))]
+
+    def strike(pid: int) -> None:
+        struck.append(time.monotonic())
+        os.kill(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
+
+    def strike_a_start() -> None:
+        while len(begun := sorted(set(traces.processes(PART)) - set(before))) < 2:
+            time.sleep(0.05)
+        time.sleep(delay_s)
+        strike(begun[rank])
+
+    def started(pids: Mapping[str, int]) -> None:
+        if kind != "killed at the start":
+            threading.Timer(delay_s, strike, [pids[f"learner/{rank}"]]).start()
+
+    if kind == "killed at the start":
+        threading.Thread(target=strike_a_start, daemon=True).start()
+    message = run_here(file, home / "out", factory, started)
+    seconds = time.monotonic() - struck[0] if struck else math.inf
+    died = rf"learner/{rank} died" if kind == "killed" else r"(learner/\d|generator|scorer) died"
+    wrong = [] if re.search("stall_after_s" if kind == "stopped" else died, message) else [f"it said: {message}"]
+    if kind == "stopped":
+        log = "".join(file.read_text() for file in home.glob("out/trial/*/log.txt"))
+        wanted = [said for each in (0, 1) for said in (f"stacks of learner/{each} (process ", f"learner/{each} last: ")]
+        wrong += [f"no {words!r} in the log" for words in wanted if words not in log]
+    if seconds > (limit := HANG_S if kind == "stopped" else DEATH_S):
+        wrong.append(f"ended after {seconds:.1f} s, later than {limit:g}")
+    said = f"rank {rank} after {delay_s:.2f} s: ended after {seconds:.1f} s"
+    return Outcome(kind, said, wrong + left_of(traces, True, before))
+
+
+# ---- kills
+
+STEPS = 12
+OF_KILLS = """
+name: resumed
+task: {{type: jsonl, train: prompts.jsonl, reward: "rewards_of_soak:by_length", reward_timeout_s: null}}
+model: {{type: preset, preset: tiny, precision: float32, warm_start: false, threads: 1}}
+engine: {{precision: float32}}
+sampling: {{max_tokens: 6}}
+steps: {steps}
+rollout_batch_size: 8
+group_size: 4
+epochs_per_batch: 2
+optimizer: {{learning_rate: 0.001}}
+loss: {{kl: {{coefficient: 0.1}}}}
+replay: {{capacity: 4, sample_groups: 2}}
+evaluation: {{every: 4, prompts: 4, examples: 1}}
+checkpoint: {{every: 2, asynchronous: {asynchronous}}}
+profile: "off"
+trackers: [jsonl]
+faults: {{delays: {{update: 0.1}}}}
+"""
+OF_KILLS_ON_RAY = """
+transport: {{type: shared_memory}}
+learner: {{sharding: {sharding}}}
+placement: {{learner: {{ranks: {ranks}, cpus: 0.25}}, generator: {{cpus: 0.25}}, scorer: {{cpus: 0.25}}}}
+"""
+
+
+@dataclass
+class Kill:
+    """One kill: of the ``driver`` or ``learner``, in or after the ``save``-th checkpoint; ``rank`` is the Learner's."""
+
+    whom: str
+    when: str
+    save: int
+    delay_s: float
+    rank: int
+    on_ray: bool
+    asynchronous: bool
+    struck_s: float = math.nan
+
+    @classmethod
+    def drawn(cls, number: int, options: argparse.Namespace) -> Kill:
+        rng = random.Random(f"{options.seed} {number}")
+        whom, when = ("driver", "learner")[number % 2], ("in a save", "between saves")[number // 2 % 2]
+        delay_s = rng.uniform(0, 0.002) if when == "in a save" else rng.uniform(0, 0.6)
+        on_ray = whom == "learner" or number // 4 % 2 == 1
+        return cls(whom, when, rng.randrange(2, 5), delay_s, rng.randrange(options.ranks), on_ray, rng.random() < 0.5)
+
+    def write(self, home: Path, num_ranks: int) -> Path:
+        more = OF_KILLS_ON_RAY.format(ranks=num_ranks, sharding="fsdp2" if num_ranks > 1 else "ddp")
+        text = OF_KILLS.format(steps=STEPS, asynchronous=json.dumps(self.asynchronous)) + (more if self.on_ray else "")
+        (home / "resumed.yaml").write_text(text)
+        return home / "resumed.yaml"
+
+    def strike(self, out: Path, pid: int, is_over: Callable[[], bool]) -> None:
+        """Wait for the moment, then kill."""
+        seen, end_s = set[str](), time.monotonic() + PATIENCE_S
+        while time.monotonic() < end_s and not is_over():
+            names = {file.name for file in out.glob("resumed/*/checkpoints/step_*")}
+            seen |= {name for name in names if "." not in name}
+            in_save = any(name.endswith(".tmp") for name in names) and len(seen) == self.save - 1
+            if in_save if self.when == "in a save" else len(seen) >= self.save:
+                time.sleep(self.delay_s)
+                os.kill(pid, signal.SIGKILL)
+                self.struck_s = time.monotonic()
+                return
+            time.sleep(0.0005)
+
+
+def kills(where: Place, options: argparse.Namespace) -> Outcomes:
+    (where.base / "rewards_of_soak.py").write_text(
+        "def by_length(response, truth):\n    return float(len(response) % 4)\n"
+    )
+    prompts = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
+    (where.base / "prompts.jsonl").write_text("\n".join(prompts) + "\n")
+    drawn = [Kill.drawn(number, options) for number in range(options.first, options.first + options.runs)]
+    policies: dict[bool, bytes] = {}
+    with PartsFactory() as factory:
+        for case in drawn:
+            if case.on_ray not in policies:
+                file = case.write(where.new(), options.ranks)
+                run_here(file, file.parent / "out", factory, lambda pids: None)
+                policies[case.on_ray] = policy_of(only_run(file.parent / "out"))
+        for case in drawn:
+            if case.whom == "learner":
+                yield killed_learner(where, factory, case, options.ranks, policies[True])
+    for case in drawn:
+        if case.whom == "driver":
+            yield killed_driver(where, case, options.ranks, policies[case.on_ray])
+
+
+def killed_learner(where: Place, factory: PartsFactory, case: Kill, num_ranks: int, policy: bytes) -> Outcome:
+    file, over = case.write(where.new(), num_ranks), threading.Event()
+    out, before = file.parent / "out", list(where.traces.processes())
+
+    def started(pids: Mapping[str, int]) -> None:
+        pid = pids["learner" if num_ranks == 1 else f"learner/{case.rank}"]
+        threading.Thread(target=case.strike, args=(out, pid, over.is_set)).start()
+
+    message = run_here(file, out, factory, started)
+    over.set()
+    wrong = []
+    if message and case.struck_s > 0:
+        go_on_with(only_run(out), load_scenario(file), True, build=factory, show=lambda _: None)
+    elif message:
+        wrong.append(f"it said: {message}")
+    return ended(case, out, policy, wrong + left_of(where.traces, True, before))
+
+
+def killed_driver(where: Place, case: Kill, num_ranks: int, policy: bytes) -> Outcome:
+    file, wrong = case.write(where.new(), num_ranks), list[str]()
+    out = file.parent / "out"
+    process, first = where.command(out, str(file), "--resume", "auto")
+    case.strike(out, process.pid, lambda: process.poll() is not None)
+    code_of(process, PATIENCE_S, wrong)
+    process, again = where.command(out, str(file), "--resume", "auto")
+    code, said = code_of(process, PATIENCE_S, wrong), (out.parent / "said.txt").read_text()
+    wrong += [] if code == 0 and "continues " in said else [f"exit code {code}: {said[-300:]}"]
+    return ended(case, out, policy, wrong + left_of(first) + left_of(again))
+
+
+def ended(case: Kill, out: Path, policy: bytes, wrong: list[str]) -> Outcome:
+    """Say how a run ended that was killed and went on."""
+    run, seconds = load_run(only_run(out)), time.monotonic() - case.struck_s
+    found = [*wrong, "it ended before the kill, or the moment never came"] if math.isnan(seconds) else wrong
+    if (run.status, [row.step for row in run.steps]) != ("completed", list(range(STEPS))):
+        found.append(f"it is {run.status} with {len(run.steps)} steps")
+    elif policy_of(run.folder) != policy:
+        found.append("its policy is another one")
+    if (causes := [segment.cause for segment in run.manifest.segments]) != ["resumed"]:
+        found.append(f"its segments are {causes}")
+    if drafts := [file.name for file in run.folder.glob("checkpoints/*.tmp")]:
+        found.append(f"left in checkpoints: {drafts}")
+    on, save = "Ray" if case.on_ray else "one process", "asynchronous" if case.asynchronous else "blocking"
+    said = f"on {on}, {save} checkpoint {case.save} + {case.delay_s:.3f} s: over after {seconds:.1f} s"
+    return Outcome(f"{case.whom}, {case.when}", said, found)
+
+
+def only_run(out: Path) -> Path:
+    (run,) = (out / "resumed").iterdir()
+    return run
+
+
+def policy_of(run: Path) -> bytes:
+    return (run / "policy" / "model.safetensors").read_bytes()
 
 
 # ---- signals
@@ -370,7 +620,7 @@ def statuses_in(out: Path, arms: Arms) -> Statuses:
     return tuple(found.get(name) for name in arms.names)
 
 
-KINDS = {"signals": signals, "row": row}
+KINDS = {"signals": signals, "kills": kills, "ranks": ranks, "row": row}
 
 
 def main() -> int:
@@ -380,6 +630,8 @@ def main() -> int:
     made.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     made.add_argument("--only", choices=SCENARIOS, help="of signals, this scenario alone")
+    made.add_argument("--ranks", type=int, default=1, help="of the Learner, in kills (1)")
+    made.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"), help="of the Learner, in ranks (ddp)")
     options = made.parse_args()
     total = options.runs if options.kind != "signals" else (options.runs + 1) * (1 if options.only else len(SCENARIOS))
     counts = Counter[tuple[str, bool]]()
