@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -141,18 +139,8 @@ class Actor:
         self.is_dead = True
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session():
-    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
-    settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
-    ray.init(address="local", num_cpus=2, _temp_dir=folder, **settings)
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder)
-
-
 @pytest.fixture(scope="module")
-def idle():
+def idle(session):
     return {Learner: [], Generator: []}
 
 
