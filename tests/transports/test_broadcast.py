@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -218,10 +219,17 @@ def test_the_group_goes_on_without_one_that_left_or_died_and_takes_another_in(cr
 def test_ending_a_group_wakes_what_waits_in_it(monkeypatch):
     """Gloo itself lets a rank that closes its own connections wait for the whole time limit."""
     monkeypatch.setattr(broadcast, "TIMEOUT_S", 60.0)
-    cpu, store = torch.device("cpu"), torch.distributed.HashStore()
+    cpu, store, begun = torch.device("cpu"), torch.distributed.HashStore(), threading.Event()
+
+    def begin(group):
+        begun.set()
+        return group.allreduce([torch.zeros(1)])
+
     with ThreadPoolExecutor() as pool:
         waits, _ = pool.map(lambda rank: broadcast._Group(store, "g", rank, 2, cpu, "lo"), (0, 1))
-        waiting = pool.submit(waits.meet, cpu)
+        waiting = pool.submit(waits._run, begin, cpu)
+        begun.wait(30)
+        time.sleep(0.2)  # where it has not come to wait by then, it is told all the same
         waits.end()
         with pytest.raises(RuntimeError, match="the group was ended"):
             waiting.result(timeout=30)
