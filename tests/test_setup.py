@@ -275,9 +275,9 @@ def test_the_list_names_the_command_or_the_reason(capsys: pytest.CaptureFixture[
 def test_everything_goes_into_the_log_and_the_news_to_the_person(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = "import time; print('Collecting a', flush=True); print('noise', flush=True); time.sleep(1)"
+    program = "import sys, time; print('Collecting a'); print(sys.stdin.read(), 'noise', flush=True); time.sleep(1)"
     run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a", every_s=0.1)
-    assert (tmp_path / "log").read_text() == "\n== installing a\nCollecting a\nnoise\n"
+    assert (tmp_path / "log").read_text() == "\n== installing a\nCollecting a\n noise\n"  # no standard input
     title, *news, done = capsys.readouterr().out.splitlines()
     assert (title, news[-1].split(" s  ")[1], done[:9]) == ("installing a", "Collecting a", "  done in")
 
@@ -302,11 +302,6 @@ def test_a_failure_shows_the_lines_from_the_first_error_on_or_the_last_twelve(
     assert (first, where) == ("installing a failed with exit code 3:", f"  where: {tmp_path / 'log'}")
     assert lines == [f"    {line}" for line in shown]
     assert way_out.startswith(f"  fix:   {fix}, then run the same command again")
-
-
-def test_a_command_gets_no_standard_input(tmp_path: Path) -> None:
-    run_logged([sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))"], tmp_path / "log", "x")
-    assert (tmp_path / "log").read_text() == "\n== x\n''\n"
 
 
 def test_the_requirements_without_torch_its_companions_and_the_extras() -> None:

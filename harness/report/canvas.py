@@ -118,6 +118,7 @@ def picture_style() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@picture_style()
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG without a date or a version in it, so that the same data give the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)

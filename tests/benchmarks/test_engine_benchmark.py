@@ -1,6 +1,6 @@
-"""Sampling with the native engine and with transformers on the same weights: 8 prompts of 13 tokens, 8 responses each.
+"""Sampling with the native engine and with transformers' on the same weights: 8 prompts of 13 tokens, 8 responses each.
 
-The small preset, 32 forced tokens, one thread. ``engines.py`` interleaves them and knows the bound.
+The small preset, 32 forced tokens, one thread. ``engines.py`` interleaves them with ``generate`` and knows the bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from harness.models.tokenizer import train_tokenizer
 from tests.benchmarks.engines import llama_of
 
 PROMPTS, GROUP_SIZE, PROMPT_LENGTH, RESPONSE_LENGTH = 8, 8, 13, 32
-TOKENS = PROMPTS * GROUP_SIZE * RESPONSE_LENGTH
 CONFIG = PRESETS["small"]
 FORCED = SamplingParams(min_tokens=RESPONSE_LENGTH, max_tokens=RESPONSE_LENGTH)
 
@@ -35,32 +34,16 @@ def prompts():
 
 
 @pytest.mark.benchmark(group="64 responses of 32 tokens")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_native_engine(benchmark, tokenizer, precision):
-    engine = native_engine(DecoderLM(CONFIG), tokenizer, precision=precision)
-    benchmark.pedantic(engine.generate, (prompts(), GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
-    assert engine.last_stats.sampled_tokens == TOKENS
-    benchmark.extra_info["tokens"] = TOKENS
-
-
-@pytest.mark.benchmark(group="64 responses of 32 tokens")
-def test_hugging_face_engine(benchmark, tokenizer):
-    engine = HuggingFaceEngine(llama_of(DecoderLM(CONFIG), tokenizer), tokenizer)
-    benchmark.pedantic(engine.generate, (prompts(), GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
-    assert engine.last_stats.sampled_tokens == TOKENS
-
-
-@pytest.mark.benchmark(group="64 responses of 32 tokens")
-def test_transformers_generate(benchmark, tokenizer):
-    model, token_ids = llama_of(DecoderLM(CONFIG), tokenizer), torch.tensor(prompts())
-    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": GROUP_SIZE}
-    lengths = {"min_new_tokens": RESPONSE_LENGTH, "max_new_tokens": RESPONSE_LENGTH}
-
-    def generate():
-        with torch.inference_mode():
-            return model.generate(token_ids, attention_mask=torch.ones_like(token_ids), **settings, **lengths)
-
-    assert benchmark.pedantic(generate, rounds=5, warmup_rounds=1)[:, PROMPT_LENGTH:].numel() == TOKENS
+@pytest.mark.parametrize("kind", ["native float32", "native bfloat16", "transformers"])
+def test_engines(benchmark, tokenizer, timed, kind):
+    if kind == "transformers":
+        engine = HuggingFaceEngine(llama_of(DecoderLM(CONFIG), tokenizer), tokenizer)
+    else:
+        engine = native_engine(DecoderLM(CONFIG), tokenizer, precision=kind.split()[1])
+    asked = prompts()[: None if timed else 1]
+    benchmark.pedantic(engine.generate, (asked, GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
+    assert engine.last_stats.sampled_tokens == len(asked) * GROUP_SIZE * RESPONSE_LENGTH
+    benchmark.extra_info["tokens"] = engine.last_stats.sampled_tokens
 
 
 @pytest.mark.benchmark(group="loading weights")

@@ -28,23 +28,24 @@ async def make_step(parts: RunningParts, step: int) -> ScoredBatch:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_whole_step(benchmark: BenchmarkFixture, precision: str) -> None:
+def test_whole_step(benchmark: BenchmarkFixture, timed: bool, precision: str) -> None:
+    tokens = TOKENS if timed else 4
     settings = {
         "model.warm_start": "false",
         "model.precision": precision,
         "engine.precision": precision,
         "model.threads": 1,
-        "sampling.min_tokens": TOKENS,
-        "sampling.max_tokens": TOKENS,
+        "sampling.min_tokens": tokens,
+        "sampling.max_tokens": tokens,
         "optimizer.learning_rate": "1.0e-6",
     }
     shipped = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
     scenario = load_scenario(str(shipped), [f"{key}={value}" for key, value in settings.items()])
     parts = InProcessParts(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
     steps = itertools.count()
-    benchmark.extra_info |= {"tokens": TOKENS * PROMPTS * GROUP_SIZE, "parameters": parts.num_parameters}
+    benchmark.extra_info |= {"tokens": tokens * PROMPTS * GROUP_SIZE, "parameters": parts.num_parameters}
     scored = benchmark.pedantic(
         lambda: asyncio.run(make_step(parts, next(steps))), rounds=5, warmup_rounds=1, iterations=1
     )
     parts.close()
-    assert [group.lengths for group in scored.groups] == [(TOKENS,) * GROUP_SIZE] * PROMPTS
+    assert [group.lengths for group in scored.groups] == [(tokens,) * GROUP_SIZE] * PROMPTS

@@ -84,17 +84,13 @@ def test_json_holds_every_experiment_and_nothing_else(results, capsys):
     assert (data["schema"], data["schema_version"]) == ("harness.comparison", 3)
     assert [each["scenario"] for each in data["campaigns"]] == ["quickstart", "sync_k"]
     assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1", "k2"]
-    run = data["campaigns"][1]["variants"][0]["runs"][0]
+    run = data["campaigns"][1]["variants"][0]["runs"][0]  # its seconds: test_one_step_time.py
     assert (run["figures"]["reward_last"], run["figures"]["kl/reference_k3"]) == (0.55, None)
     # the last two of four steps: 2 s, and an evaluation of 1 s
     assert run["window"] == {"first": 2, "last": 3, "steps": 2, "all_steps": 4, "seconds": 3.0}
     assert run["warm_up"] == {"steps": 2, "steady": None, "slow_start": False}
-    assert run["step"] == pytest.approx({"mean_s": 1.5, "p10_s": 1.1, "median_s": 1.5, "p90_s": 1.9})
+    assert (run["step"]["p10_s"], run["step"]["p90_s"]) == pytest.approx((1.1, 1.9))
     assert run["stages"]["update"] == pytest.approx({"mean_s": 0.5, "steps": 2, "share": 1 / 3, "total_s": 2.0})
-    assert run["exposed_s"]["update"] == pytest.approx(0.5)
-    # 2 updates of 0.5 s, and waits during the rest
-    stages_s = {"update": 1.0, "wait_for_batch": 2.0}
-    assert run["lanes"]["learner"] == {"wall_s": 3.0, "stages_s": stages_s, "unattributed_s": 0.0}
     assert (data["damaged"], data["cautions"]) == ([], [])
 
 
@@ -131,21 +127,14 @@ def test_a_gate_of_a_slower_arm_names_the_direction_in_json(capsys):
 
 
 def test_a_damaged_run_is_named_and_the_rest_compared(results, capsys):
+    """What is left out by name: test_results_damaged_runs.py. In the end nothing of the newest experiment is left."""
     bad, arm = (results / "sync_k" / "20261120-111500" / name for name in ("k2", "k1"))
-    steps = bad / "steps.jsonl"
-    steps.write_text(steps.read_text().replace('"step":2', '"step":"two"'))
-    assert main([str(results), "--full"]) == 0
-    output = capsys.readouterr()
-    assert output.err.startswith(f"warning: left out '{bad}': '{steps}' is damaged at line 5: ")
-    lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert ("update 0.500 33.3%" in lines, lines[-2]) == (True, "sync_k 20261120-111500 1 4 1.50 0.550")
-    damaged = json.loads(typed(capsys, results, "--json"))["damaged"]
-    assert [item["folder"] for item in damaged] == [str(bad)]
-    (arm / "spans.jsonl").write_text("{}\n")  # nothing of the newest experiment is left
-    assert main([str(results)]) == 0
-    output = capsys.readouterr()
-    assert f"warning: left out '{arm}': " in output.err
-    assert output.out.startswith("quickstart / 20261119-080000\n")
+    (bad / "steps.jsonl").write_text("{}\n")
+    data = json.loads(typed(capsys, results, "--json"))
+    assert [item["folder"] for item in data["damaged"]] == [str(bad)]
+    assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1"]
+    (arm / "spans.jsonl").write_text("{}\n")
+    assert typed(capsys, results).startswith("quickstart / 20261119-080000\n")
 
 
 # ---- many runs

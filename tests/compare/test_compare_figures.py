@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from harness.compare.experiment import gather, member_of
+from harness.compare.experiment import member_of
 from harness.compare.judging import judgements
 from harness.compare.run_frame import RAN, TIMING, TOTAL, BlockedTime, blocked_time
 from harness.compare.stats.verdicts import Verdict
@@ -14,13 +14,11 @@ from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio,
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric
-from harness.report.tables import overview_table, stage_table
 from harness.results import TailRow, WarmUp, load_run
 from harness.results.frames import Column, read_table
 from harness.results.occupancy import loop_window
 from tests.messages import facts
 from tests.stand_ins.members import made_experiment, made_run
-from tests.step_runs import write_steps
 
 EVALUATIONS = {0: (0.2, 12.0), 2: (0.6, 20.0), 4: (0.5, 18.0)}
 
@@ -268,16 +266,6 @@ def test_a_slow_start_and_too_few_steps_get_no_verdict(warm_up, word):
     assert (judged.step.verdict, facts(reason), (word or "") in reason) == (verdict, "10 10" if word else "", True)
     assert [mark(experiment, arm) for arm in "ab"] == ["", "" if warm_up.steady is None else MARK]
     assert set(steadiness_notes(experiment, ["a", "b"])) <= set(judged.cautions)
-
-
-def test_a_run_that_gets_slower_keeps_its_fast_start(make_run):
-    """Slow from step 10 of 40 on: its first ten steps were cut as warm-up once, and it took 0.15 s a step."""
-    (experiment,), _ = gather([write_steps(make_run, "a", [0.1] * 10 + [0.15] * 30).folder])
-    (run,) = experiment.members
-    assert run.run.warm_up == WarmUp(2, False)
-    assert run.figures["step_s"] == pytest.approx((8 * 0.1 + 30 * 0.15) / 38)
-    assert dict(stage_table(experiment).rows)["whole step"] == f"0.139{MARK} 100.0%"
-    assert f"0.139{MARK}" in overview_table([experiment]).rows[0]
 
 
 def test_single_runs_that_keep_no_level_hold_no_verdict_back():

@@ -20,8 +20,8 @@ def effect(ratio, low, high, verdict, blocks=10, reason=""):
     return Effect("step", blocks, ratio, low, high, 0.01, 0.01, 0.02, 0.05, verdict, reason or None)
 
 
-def judged(step, floor=None, name="b"):
-    return Judgement("a", name, (step,), True, floor)
+def judged(step, noise_floor=None, name="b"):
+    return Judgement("a", name, (step,), True, noise_floor)
 
 
 SLOWER = effect(1.08, 1.06, 1.10, Verdict.DIFFERENT)
@@ -33,79 +33,65 @@ FEW = effect(1.5, 1.4, 1.6, Verdict.INCONCLUSIVE, blocks=5, reason="5 of 6 block
 UNLIKE = effect(1.5, 1.4, 1.6, Verdict.NOT_COMPARABLE, reason="they differ in machine")
 
 
-@pytest.mark.parametrize(
-    ("step", "code", "words"),
-    [
-        (SLOWER, WORSE, "worse: +8.0%, 95% interval +6.0% to +10.0%; the limit is +5.0%"),
-        (SLIGHTLY, FINE, "fine: +2.0%, 95% interval +1.0% to +4.0%"),
-        (FASTER, FINE, "fine: -20.0%"),
-        (WIDE_BELOW, FINE, "fine: -7.0%, 95% interval -15.0% to +1.0%"),
-        (WIDE, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0%"),
-        (FEW, INCONCLUSIVE, "cannot tell: 5 of 6 blocks"),
-        (UNLIKE, NOT_COMPARABLE, "not comparable: they differ in machine"),
-    ],
-)
-def test_one_arm_decides_by_its_interval(step, code, words):
-    result = gate([judged(step)], 0.05)
-    assert result.code == code
-    assert f" b against a, seconds per step: {words}" in result.sentences[0]
+def at(ratio, low, high, verdict):
+    """Of an interval that may lie at the limit of 25%, which is exact in binary."""
+    return [judged(effect(ratio, low, high, verdict))]
 
 
-def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing():
-    """An estimate at the limit was called worse on the old code: half of the arms that are at the limit, then."""
-
-    # 1 + 25% is exact in binary; the number just below it is 1.25 - 2^-52
-    def code(ratio, low, high, verdict):
-        return gate([judged(effect(ratio, low, high, verdict))], 0.25).code
-
-    below, above = nextafter(1.25, 0), nextafter(1.25, 2)
-    assert code(1.3, above, 1.4, Verdict.DIFFERENT) == WORSE
-    assert code(1.3, 1.25, 1.4, Verdict.DIFFERENT) == INCONCLUSIVE
-    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
-    assert code(1.1, 1.0, 1.25, Verdict.INCONCLUSIVE) == INCONCLUSIVE
-    assert code(1.1, 1.0, below, Verdict.INCONCLUSIVE) == FINE
-    assert code(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE) == INCONCLUSIVE  # much slower, and it may be chance
+def floor(*effects, **fields):
+    return replace(judged(*effects, name="again"), is_noise_floor=True, **fields)
 
 
-def test_the_gravest_arm_decides():
-    arms = {"s": SLOWER, "u": UNLIKE, "w": WIDE, "f": FASTER}
-    codes = [gate([judged(arms[name], name=name) for name in names], 0.05).code for names in ("suwf", "uwf", "wf", "f")]
-    assert codes == [WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE]
+BELOW, ABOVE = nextafter(1.25, 0), nextafter(1.25, 2)
+GAP = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", "is missing")
+NEWER = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
+LOST, INCOMPLETE = refusals_of([], Gaps((GAP,), ("b",))), refusals_of([], Gaps((GAP,), ()))
+CASES = [
+    ([judged(SLOWER)], 0.05, WORSE, "worse: +8.0%, 95% interval +6.0% to +10.0%; the limit is +5.0%"),
+    ([judged(SLIGHTLY)], 0.05, FINE, "fine: +2.0%, 95% interval +1.0% to +4.0%"),
+    ([judged(FASTER)], 0.05, FINE, "fine: -20.0%"),
+    ([judged(WIDE_BELOW)], 0.05, FINE, "fine: -7.0%, 95% interval -15.0% to +1.0%"),
+    ([judged(WIDE)], 0.05, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0%"),
+    ([judged(FEW)], 0.05, INCONCLUSIVE, "cannot tell: 5 of 6 blocks"),
+    ([judged(UNLIKE)], 0.05, NOT_COMPARABLE, "not comparable: they differ in machine"),
+    # an estimate at the limit was called worse on the old code: half of the arms that are at the limit, then
+    (at(1.3, ABOVE, 1.4, Verdict.DIFFERENT), 0.25, WORSE, ""),
+    (at(1.3, 1.25, 1.4, Verdict.DIFFERENT), 0.25, INCONCLUSIVE, ""),
+    (at(1.25, 1.2, 1.3, Verdict.DIFFERENT), 0.25, INCONCLUSIVE, ""),
+    (at(1.1, 1.0, 1.25, Verdict.INCONCLUSIVE), 0.25, INCONCLUSIVE, ""),
+    (at(1.1, 1.0, BELOW, Verdict.INCONCLUSIVE), 0.25, FINE, ""),
+    (at(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE), 0.25, INCONCLUSIVE, ""),  # much slower, and it may be chance
+    # the gravest arm decides
+    ([judged(each) for each in (FASTER, WIDE, UNLIKE, SLOWER)], 0.05, WORSE, ""),
+    ([judged(each) for each in (FASTER, WIDE, UNLIKE)], 0.05, NOT_COMPARABLE, ""),
+    ([judged(each) for each in (FASTER, WIDE)], 0.05, INCONCLUSIVE, ""),
+    # the noise floor is no arm that could be worse, and where it shows nothing can be compared
+    ([judged(SLOWER, SLOWER)], 0.05, NOT_COMPARABLE, "+8.0%, 95% interval +6.0% to +10.0% from itself"),
+    ([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], 0.05, WORSE, ""),
+    ([judged(SLIGHTLY, SLOWER), floor(SLOWER)], 0.05, NOT_COMPARABLE, ""),
+    ([judged(FASTER), floor(SLOWER)], 0.05, NOT_COMPARABLE, "+8.0%, 95% interval +6.0% to +10.0%: slower."),
+    ([judged(FASTER, SLIGHTLY), floor(SLIGHTLY)], 0.05, FINE, ""),
+    ([floor(SLIGHTLY)], 0.05, INCONCLUSIVE, ""),  # there was nothing else
+    ([judged(FASTER, SLIGHTLY), floor(SLIGHTLY, unfinished=1)], 0.05, INCONCLUSIVE, ""),
+    ([judged(FASTER), floor(UNLIKE)], 0.05, NOT_COMPARABLE, ""),
+    # an arm with runs that did not finish cannot pass
+    ([replace(judged(FASTER), unfinished=3)], 0.05, INCONCLUSIVE, "3 runs"),
+    ([replace(judged(SLOWER), unfinished=3)], 0.05, WORSE, ""),
+    ([], 0.05, INCONCLUSIVE, ""),  # nothing to compare
+]
 
 
-def test_the_noise_floor_is_no_arm_that_could_be_worse_and_one_that_shows_compares_with_nothing():
-    again = replace(judged(SLOWER, name="again"), is_noise_floor=True)
-    quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
-    for of, code in (
-        ([judged(SLOWER, SLOWER)], NOT_COMPARABLE),  # the baseline against itself: 8% apart
-        ([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], WORSE),
-        ([judged(SLIGHTLY, SLOWER), again], NOT_COMPARABLE),
-        ([judged(FASTER), again], NOT_COMPARABLE),  # the noise floor says so by itself
-        ([judged(FASTER, SLIGHTLY), quiet], FINE),
-        ([quiet], INCONCLUSIVE),  # there was nothing else
-        ([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], INCONCLUSIVE),
-        ([judged(FASTER), replace(quiet, effects=(UNLIKE,))], NOT_COMPARABLE),
-    ):
-        assert gate(of, 0.05).code == code
-    assert "+8.0%, 95% interval +6.0% to +10.0% from itself" in gate([judged(SLOWER, SLOWER)], 0.05).sentences[0]
-    assert gate([judged(FASTER), again], 0.05).sentences[1].endswith("+8.0%, 95% interval +6.0% to +10.0%: slower.")
+@pytest.mark.parametrize(("of", "limit", "code", "words"), CASES)
+def test_which_code_a_gate_ends_with_and_why(of, limit, code, words):
+    result = gate(of, limit)
+    assert (result.code, words in " ".join(result.sentences)) == (code, True)
 
 
 def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing():
-    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", "is missing")
-    newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
-    lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
-    codes = [gate([judged(FASTER)], 0.05, refusals).code for refusals in (newer, lost, incomplete, [])]
+    codes = [gate([judged(FASTER)], 0.05, refusals).code for refusals in (NEWER, LOST, INCOMPLETE, [])]
     assert codes == [NOT_COMPARABLE, NOT_COMPARABLE, INCONCLUSIVE, FINE]
-    assert gate([judged(SLOWER)], 0.05, newer).code == WORSE
-    assert gate([], 0.05, newer).code == NOT_COMPARABLE
-
-
-def test_an_arm_with_runs_that_did_not_finish_cannot_pass():
-    result = gate([replace(judged(FASTER), unfinished=3)], 0.05)
-    assert (result.code, "3 runs" in result.sentences[0]) == (INCONCLUSIVE, True)
-    assert gate([replace(judged(SLOWER), unfinished=3)], 0.05).code == WORSE
-    assert gate([], 0.05).code == INCONCLUSIVE  # nothing to compare
+    assert gate([judged(SLOWER)], 0.05, NEWER).code == WORSE
+    assert gate([], 0.05, NEWER).code == NOT_COMPARABLE
 
 
 def test_a_limit_is_a_share():

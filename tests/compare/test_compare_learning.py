@@ -103,13 +103,6 @@ def test_collapsed_seeds_count_with_what_is_left():
     assert [member.figures["divergence"] is None for member in experiment.arms["b"]] == [True] * 3 + [False] * 3
 
 
-def test_five_evaluations_before_the_one_that_reached_a_target_say_when_that_was():
-    for at, within in ((4, 1), (5, None)):
-        values = rewards(*(0.6 if step >= at else 0.4 for step in range(7)), every=1)
-        figures = made_run(steps=6, evaluations=values, settings={"reward_target": 0.5}).figures
-        assert (figures["target_step"], figures["target_within"]) == (at, within)
-
-
 def test_the_chart_of_rewards_marks_where_runs_diverged():
     """Each seed of the largest learning rate at another step: training is above a tenth of 0.4 until then."""
     gone = [[0.4] * (1 + seed) + [0.0] * (3 - seed) for seed in range(3)]

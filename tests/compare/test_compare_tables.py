@@ -18,6 +18,7 @@ from harness.report.tables import (
     window_words,
 )
 from harness.results.frames import read_table
+from tests.compare.recorded import only_experiment
 from tests.messages import facts
 from tests.stand_ins.members import made_experiment, made_run
 
@@ -41,14 +42,7 @@ def two_arms(make_run, tmp_path):
     make_run(arm="k1", evaluations={0: (0.25, 12.0), 4: (0.55, 18.0)}, metrics=metrics(0.0))
     more = {"stages": FOUR_PASSES, "metrics": metrics(0.08), "optimizer_steps": 4}
     make_run(arm="k4", evaluations={0: (0.25, 12.0), 4: (0.61, 24.0)}, **more)
-    return _only_experiment(tmp_path)
-
-
-def _only_experiment(tmp_path):
-    experiments, damaged = gather([tmp_path / "results"])
-    assert damaged == []
-    (experiment,) = experiments
-    return experiment
+    return only_experiment(tmp_path / "results")
 
 
 def test_the_stage_table(two_arms):
@@ -110,7 +104,7 @@ def test_seeds_are_shown_as_mean_and_range(make_run, tmp_path):
         )  # fmt: skip
         if seed < 2:
             (made.folder / "spans.jsonl").unlink()
-    experiment = _only_experiment(tmp_path)
+    experiment = only_experiment(tmp_path / "results")
     outcome, stages = outcome_table(experiment), stage_table(experiment)
     rows = dict((*outcome.rows, *stages.rows))
     assert rows["validation reward, last"] == "0.500 [0.400, 0.600]"
@@ -141,13 +135,13 @@ def test_which_steps_the_figures_are_of():
 def test_the_process_table(make_run, tmp_path):
     spans = make_run(gap_s=0.25).folder / "spans.jsonl"
     # the last two steps, of 1 s and a gap of 0.25 s each: 2.5 s, of which 0.5 s (20%) under no span
-    assert process_table(_only_experiment(tmp_path)).rows == (
+    assert process_table(only_experiment(tmp_path / "results")).rows == (
         ("sync_k", "generator", "2.50", "32.0%", "48.0%", "20.00%"),
         ("sync_k", "scorer", "2.50", "8.0%", "72.0%", "20.00%"),
         ("sync_k", "learner", "2.50", "40.0%", "40.0%", "20.00%"),
     )
     spans.unlink()
-    table = process_table(_only_experiment(tmp_path))
+    table = process_table(only_experiment(tmp_path / "results"))
     assert (table.rows, len(table.notes)) == ((), 1)
 
 
@@ -155,7 +149,7 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run, tmp_path):
     ends = {"k1": (4, "completed"), "k2": (2, "interrupted"), "k4": (1, "failed"), "k8": (3, "killed")}
     for arm, (steps, status) in ends.items():
         make_run(arm=arm, steps=steps, status=status)
-    experiment = _only_experiment(tmp_path)
+    experiment = only_experiment(tmp_path / "results")
     assert outcome_table(experiment).rows[0] == (
         "status", "completed", "interrupted at step 2 of 4", "failed at step 1 of 4", "did not finish at step 3 of 4",
     )  # fmt: skip
@@ -203,14 +197,8 @@ def test_figures_have_about_three_digits_and_a_range_that_is_not_to_be_seen_is_o
 # ---- lag, dropping, replay and idle time
 
 
-@pytest.fixture
-def three_arms(lag_arms):
-    (experiment,), damaged = gather([lag_arms])
-    assert damaged == []
-    return experiment
-
-
-def test_lag_and_waste(three_arms):
+def test_lag_and_waste(lag_arms):
+    three_arms = only_experiment(lag_arms)
     table = off_policy_table(three_arms)
     assert table.header == ("", "a_wait", "b_drop", "c_replay")
     # lag 1 in all but the first of 8 steps: 7 / 8; half of it with lags (0, 1); (0 + 0), (1 + 1), (1 + 2), 5 * (1 + 3)
@@ -257,5 +245,5 @@ def test_what_dynamic_sampling_discarded(make_lagged_run):
 def test_replaced_parts_are_counted(make_lagged_run):
     manifest = make_lagged_run().folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"replaced": {}', '"replaced": {"generator": 2, "scorer": 1}'))
-    (experiment,), _ = gather([manifest.parent])
+    experiment = only_experiment(manifest.parent)
     assert ("parts replaced", "3") in outcome_table(experiment).rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.compare.stats.verdicts import Verdict, enough, side_of_limit
+from harness.compare.stats.verdicts import Verdict, side_of_limit
 from harness.results.warmup import steady_from
 from tests.stand_ins.binomial import at_least
 from tests.stand_ins.noise import NoiseModel
@@ -36,16 +36,17 @@ def at_most(hits, trials, share):
     return at_least(hits, trials, share) > HARDLY
 
 
-@pytest.mark.parametrize("blocks", [6, 12])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_interval_holds_the_truth_in_93_percent_whatever_the_noise(kind, blocks):
-    trials = 500
-    values = step_log_ratios(KINDS[kind], np.random.default_rng([41, blocks]), trials, blocks)
-    assert at_most(sum(judge_step(each).shows for each in values), trials, 0.07)
+def test_the_interval_holds_the_truth_in_93_percent_whatever_the_noise():
+    trials, missed = 300, []
+    for place, kind in enumerate(KINDS):
+        blocks = (6, 12)[place % 2]
+        values = step_log_ratios(KINDS[kind], np.random.default_rng([41, blocks]), trials, blocks)
+        if not at_most(sum(judge_step(each).shows for each in values), trials, 0.07):
+            missed.append(kind)
+    assert missed == []
 
 
-@pytest.mark.parametrize("arms", [2, 8])
-@pytest.mark.parametrize("kind", ["launches, sd 3%", "AR(1) 0.25 from block to block"])
+@pytest.mark.parametrize(("arms", "kind"), [(2, "launches, sd 3%"), (8, "AR(1) 0.25 from block to block")])
 def test_like_arms_and_stages_have_any_difference_in_five_percent_of_experiments(kind, arms):
     trials = 150
     experiments = staged_log_ratios(KINDS[kind], np.random.default_rng([43, arms]), trials, 10, arms)
@@ -75,26 +76,20 @@ def test_a_delayed_stage_is_named_with_its_interval_and_the_others_are_not():
     assert at_most(others_called, trials, 0.05)
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.03, 0.08])
-def test_the_smallest_effect_is_called_different_in_four_of_five_experiments(spread):
+def test_the_smallest_effect_is_called_different_in_four_of_five_experiments():
     # Each experiment prints what its own spread and correlation say; the truth has one. At the mean of what they print
     # 77 to 93% were different (1,500 experiments of 6, 10 and 20 blocks): more where the threshold is what binds.
-    values = np.random.default_rng(46).normal(0, spread, (1000, 10))
+    values = np.random.default_rng(46).normal(0, 0.03, (500, 10))
     shown = [judge_step(each).minimum_effect for each in values]
     typical = float(np.mean([each for each in shown if each is not None]))
     called = np.mean([judge_step(each).verdict is Verdict.DIFFERENT for each in shifted(values, typical)])
     assert 0.7 <= called <= 0.95
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.02, 0.05])
-def test_a_baseline_of_several_occasions_is_different_from_itself_in_five_percent(spread):
-    trials = 300
+def test_a_baseline_of_several_occasions_is_itself_and_sees_fifteen_percent_where_they_spread_by_two():
     for occasions in (3, 5):
-        effects = judge_occasions(np.random.default_rng([48, occasions]), trials, occasions, spread, change=0.0)
-        assert at_most(sum(effect.verdict is Verdict.DIFFERENT for effect in effects), trials, 0.05)
-
-
-def test_fifteen_percent_against_five_occasions_that_spread_by_two_is_seen():
+        effects = judge_occasions(np.random.default_rng([48, occasions]), 300, occasions, 0.02, change=0.0)
+        assert at_most(sum(effect.verdict is Verdict.DIFFERENT for effect in effects), 300, 0.05)
     # 98% of 4,000 experiments; 90% of 300 lies ten standard errors away
     effects = judge_occasions(np.random.default_rng(49), 300, 5, 0.02, 0.15)
     assert sum(effect.verdict is Verdict.DIFFERENT for effect in effects) >= 270
@@ -111,24 +106,6 @@ def test_the_side_of_a_gates_limit_is_wrong_in_the_stated_share(kind):
     fine = sum(side_of_limit(judge_step(each), 0.05) == "below" for each in shifted(values, 0.06))
     assert at_most(worse, trials, 0.05)
     assert at_most(fine, trials, 0.02)
-
-
-@pytest.mark.slow
-def test_stopping_on_the_width_keeps_the_coverage_and_stopping_on_p_does_not():
-    generator = np.random.default_rng(46)
-    trials, fewest, most = 600, 10, 40
-    times = NOISE.with_own_noise(generator, NOISE.alternated(generator, trials, most, 10))
-    means = np.log(np.exp(times).mean(axis=-1))
-    wrong = peeked_wrong = 0
-    sizes = []
-    for values in means[:, :, 1] - means[:, :, 0]:
-        stop = next(n for n in range(fewest, most + 1) if enough([judge_step(values[:n])], n, 0.0225, most, fewest))
-        wrong += judge_step(values[:stop]).shows
-        peeked_wrong += any(judge_step(values[:n]).shows for n in range(fewest, most + 1))
-        sizes.append(stop)
-    assert at_most(wrong, trials, 0.07)
-    assert fewest < np.mean(sizes) < most  # the rule did choose
-    assert peeked_wrong > 2 * wrong
 
 
 @pytest.mark.slow

@@ -160,8 +160,8 @@ def test_a_block_or_an_occasion_that_is_not_whole_is_named(bench, damage, planne
     damage(folder / "new,block=3")
     code, said = bench.gate()
     assert (code, "new,block=3" in said) == (4, True)
-    main = bench.record({"old": 1.0, "new": 1.0}, occasions=2, planned=planned)
-    bench.run({"old": 1.0}, day=21)
+    main = bench.record({"old": 1.0, "new": 1.0}, occasions=2, planned=planned, blocks=2)
+    bench.run({"old": 1.0}, day=21, blocks=2)
     damage(Path(main[2]) / "new,block=1")
     for code, said in (bench.gate(*main), bench.type(*main)):
         assert (code, "new,block=1" in said) == (2, True)
@@ -177,19 +177,8 @@ def test_what_the_stopping_rule_left_out_is_not_missing(bench):
     assert bench.gate()[0] == 0
 
 
-def test_a_worse_arm_is_worse_whatever_is_missing_and_one_with_an_interrupted_run_cannot_pass(bench):
-    def status(arm, block):
-        return "interrupted" if (arm, block) == ("new", 5) else "completed"
-
-    bench.run({"old": 1.0, "new": 1.0}, status=status)
-    assert bench.gate()[0] == 4
-    folder = bench.run({"old": 1.0, "slow": 1.5, "gone": 1.0}, day=21)
-    shutil.rmtree(folder / "gone,block=3")
-    assert bench.gate()[0] == 1
-
-
 def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench, tmp_path):
-    main = bench.record({"old": 1.0, "new": 1.0}, occasions=2)
+    main = bench.record({"old": 1.0, "new": 1.0}, occasions=2, blocks=1)
     for arguments, wanted in ((["--fail-on", "5%"], 3), ([], 2)):
         code, said = bench.type(*arguments, *main)
         assert (code, "nothing to compare" in said) == (wanted, True)
@@ -199,8 +188,8 @@ def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench, tmp_path):
 
 
 def test_one_occasion_is_no_baseline_to_gate_on_and_counts_once(bench, tmp_path):
-    main = bench.record({"work": 1.0}, occasions=1)
-    bench.run({"work": 1.3})
+    main = bench.record({"work": 1.0}, occasions=1, blocks=2)
+    bench.run({"work": 1.3}, blocks=2)
     copy = tmp_path / "copy" / "20261101-080000"
     shutil.copytree(main[-1], copy)
     for more, wanted, words in (([], 4, "one occasion"), ([main[-1]], 3, "same run"), ([str(copy)], 3, "same run")):
@@ -220,15 +209,15 @@ def test_an_occasion_that_is_unlike_compares_with_nothing_unless_that_is_allowed
 
 
 def test_a_folder_that_is_no_occasion_is_refused(bench, tmp_path):
-    main = bench.record({"work": 1.0}, occasions=2)
-    stopped = bench.run({"work": 1.0}, day=9, status=lambda arm, block: "interrupted" if block == 5 else "completed")
-    emptied = bench.run({"work": 1.0}, day=10, scenario="emptied")
-    bench.run({"work": 1.0}, day=11, scenario="emptied")
-    bench.run({"work": 1.0})
+    main = bench.record({"work": 1.0}, occasions=2, blocks=1)
+    stopped = bench.run({"work": 1.0}, day=9, blocks=1, status="interrupted")
+    emptied = bench.run({"work": 1.0}, day=10, blocks=1, scenario="emptied")
+    bench.run({"work": 1.0}, day=11, blocks=1, scenario="emptied")
+    bench.run({"work": 1.0}, blocks=1)
     for folder in [path for path in emptied.iterdir() if path.is_dir()]:
         shutil.rmtree(folder)
     for folder, word in (
-        (stopped, "(work,block=5)"),
+        (stopped, "(work,block=0)"),
         (bench.results / "bench", "4 experiments"),
         (emptied.parent, "2 experiments"),  # of one of them nothing is left
         (emptied, "no runs"),
@@ -236,19 +225,6 @@ def test_a_folder_that_is_no_occasion_is_refused(bench, tmp_path):
     ):
         code, said = bench.gate(*main, str(folder))
         assert (code, word in said) == (2, True), said
-
-
-def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench):
-    def threads(arm, block):
-        return 1 if arm == "new" else 2
-
-    def settings(arm, block):
-        return f"model: {{threads: {threads(arm, block)}}}\n"
-
-    bench.run({"old": 1.0, "new": 0.9}, settings=settings, threads=threads)
-    code, said = bench.gate()
-    assert (code, "1 and 2 threads" in said) == (3, True)
-    assert bench.gate("--allow-difference", "threads")[0] == 0
 
 
 def test_a_dead_arm_is_neither_equivalent_nor_worse(bench, capsys):

@@ -2,13 +2,12 @@
 
 import re
 from math import exp
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.compare.endpoint import REWARD_AT_ROLLOUTS
-from harness.compare.experiment import Experiment, gather
+from harness.compare.experiment import Experiment
 from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
 from harness.compare.remarks import RULES, remarks_of, time
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
@@ -23,11 +22,11 @@ from harness.results.counters import CounterRow
 from harness.results.frames import Column
 from harness.results.rows import WarmUp
 from harness.scenario.load import load_scenario
+from tests.compare.recorded import NAMES, only_experiment, recorded
 from tests.messages import facts
 from tests.run_folders import ONE_STEP
 from tests.stand_ins.members import lanes, made_experiment, made_run, seeds_of
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DIFFERENT, EQUIVALENT, INCONCLUSIVE = Verdict.DIFFERENT, Verdict.EQUIVALENT, Verdict.INCONCLUSIVE
 
 
@@ -68,7 +67,7 @@ IS_FASTER = "b is 40% faster a 38 43% 12 blocks"
 def test_each_rule_has_a_key_of_its_own_and_says_each_thing_once():
     """Of every reference experiment; and of a run without anything of note there is its answer alone."""
     assert len({key for key, _, _ in RULES}) == len(RULES)
-    for experiment in gather([REFERENCE])[0]:
+    for experiment in (each for name in NAMES for each in recorded(name)):
         every = remarks_of(experiment, judgements(experiment))
         for said_once in ([remark.key for remark in every], [remark.text for remark in every]):
             assert len({*said_once}) == len(every)
@@ -455,18 +454,12 @@ def test_a_rank_that_the_others_wait_for():
 # ---- what is read of recorded runs: checkpoints and contention
 
 
-def read(tmp_path):
-    (experiment,), damaged = gather([tmp_path / "results"])
-    assert damaged == []
-    return experiment
-
-
 def test_what_checkpoints_cost_is_said(make_run, tmp_path):
     """Turns of 1 s and 0.2 s of a checkpoint: 0.2 of 1.2 s."""
     make_run(arm="none")
     stages = (*ONE_STEP, ("learner", Stage.CHECKPOINT, 0.2))
     make_run(arm="often", stages=stages, settings="steps: 4\ncheckpoint: {every: 1}\n")
-    assert_told(read(tmp_path), "checkpoints", (), "often stalls 0.200 s 16.7% every")
+    assert_told(only_experiment(tmp_path / "results"), "checkpoints", (), "often stalls 0.200 s 16.7% every")
 
 
 def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run, tmp_path):
@@ -476,7 +469,7 @@ def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run, tmp_p
         run = make_run(arm="b", seed=seed, point={"seed": seed})
         run.append(*(CounterRow(at * 10**9, "host", {"throttled_s": held_s * at}) for at in range(7)))
         run.flush()
-    assert_told(read(tmp_path), "contention", (), "b cgroup 2.00 s")
+    assert_told(only_experiment(tmp_path / "results"), "contention", (), "b cgroup 2.00 s")
 
 
 # ---- what to know before trusting the numbers

@@ -19,15 +19,6 @@ SIGNS = (1.0, -1.0) * 5
 BLOCKY = (0.1,) * 5 + (-0.1,) * 5
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    # two-sided 95%: https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm, column 0.975
-    [(1, 12.706), (2, 4.303), (5, 2.571), (9, 2.262), (30, 2.042)],
-)
-def test_quantiles_are_those_of_the_tables(degrees, quantile):
-    assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=0.0005)
-
-
 def test_the_interval_is_students():
     # mean 0.1, standard deviation 0.2; 4.302653 * 0.2 / sqrt(3) = 0.496828
     interval, ninety = t_interval([0.1, -0.1, 0.3]), t_interval([0.1, -0.1, 0.3], confidence=0.9)
@@ -64,13 +55,6 @@ def test_holms_correction_in_the_order_given_and_with_weights():
     assert holm([1e-6, 0.02, 0.9], [0.8, 0.1, 0.1])[1] == pytest.approx(0.04)
     assert holm([0.5, 0.02, 0.9], [0.8, 0.1, 0.1])[1] == pytest.approx(0.2)
     assert holm([0.01, 0.04, 0.03], [7.0, 7.0, 7.0]) == pytest.approx(holm([0.01, 0.04, 0.03]))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_lies_between_no_correction_and_bonferronis(probabilities):
-    for p, adjusted in zip(probabilities, holm(probabilities), strict=True):
-        assert p <= adjusted <= min(1.0, len(probabilities) * p)
 
 
 # ---- blocks
@@ -179,19 +163,11 @@ def test_spread_and_slope_of_a_machine_and_that_two_blocks_tell_none():
         speed_drift([1.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ([0.8, 1.2, 0.8, 1.2], False),  # varies by 23%: less than the probe can tell
-        ([0.3, 1.7, 1.7, 0.3], True),  # varies by 81%
-        ([0.7, 0.9, 1.1, 1.3], True),  # drifts by 60%
-        ([1.3, 1.1, 0.9, 0.7], True),
-        ([0.8, 0.9, 1.1, 1.2], False),  # by 42%
-    ],
-)
-def test_only_what_the_probe_can_tell_is_said(times, said):
-    drift = speed_drift(times)
-    assert (drift.sentence is not None) == said
+def test_only_what_the_probe_can_tell_is_said():
+    """Times that vary by 81% and drift by 60% either way, and none that vary by 23% and drift by 42%."""
+    said, silent = ("0.3 1.7 1.7 0.3", "0.7 0.9 1.1 1.3", "1.3 1.1 0.9 0.7"), ("0.8 1.2 0.8 1.2", "0.8 0.9 1.1 1.2")
+    told = [text for text in (*said, *silent) if speed_drift([float(each) for each in text.split()]).sentence]
+    assert told == [*said]
 
 
 # ---- the rule by which an experiment ends; its coverage is in test_false_alarms.py
@@ -266,16 +242,6 @@ def test_a_change_that_shows_and_counts_is_different():
     # t(0.975, 9) 0.0063246 = 0.014307 is below log 1.03 = 0.029559; with t(0.8, 9) 0.0063246 = 0.005587 it is 0.035146
     assert effect.minimum_effect == pytest.approx(math.expm1(0.035146), abs=1e-5)
     assert (effect.correlation, effect.widening) == (-1.0, 1.0)
-
-
-def test_blocks_that_resemble_their_neighbours_are_different_later_than_others():
-    grouped = sorted(around(0.05, 0.04))
-    assert judge_step(around(0.05, 0.04)).verdict is Verdict.DIFFERENT
-    found = judge_step(grouped)
-    assert found.verdict is Verdict.INCONCLUSIVE  # the old code took no notice of the order
-    assert found.correlation == 1.0
-    assert found.widening > 2
-    assert found.p > 0.05
 
 
 @pytest.mark.parametrize(
@@ -393,13 +359,6 @@ def test_an_experiment_shares_its_estimate_of_the_correlation():
     # -1 and 1 by themselves; their mean is 0
     assert (step.correlation, stage.correlation) == (-0.5, 0.5)
     assert 1.0 == step.widening < stage.widening
-
-
-def test_the_labels_of_effects():
-    added = Comparison("old_logprobs", of_blocks(around(0.18, 0.01)), 0.03, of_step=True)
-    (step,), (stage, other) = judge([compared(0.0, 0.01, name="step")], [compared(0.0, 0.01), added])
-    assert [effect.label for effect in (step, stage, other)] == ["whole step", "update", "old_logprobs, in steps"]
-    assert other.of_step
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 from msgspec import structs
 
-from harness.compare.experiment import gather
 from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.syncs import sync_points, sync_seconds
 from harness.report.tables import sync_table
 from harness.report.transports import sweep_tables
 from harness.results.rows import SyncRow
+from tests.compare.recorded import only_experiment
 from tests.messages import facts
 from tests.stand_ins.members import made_experiment, made_run
 
@@ -17,19 +17,13 @@ def _transport(name):
     return f"transport: {{type: {name}}}\n"
 
 
-def _experiment(tmp_path):
-    (experiment,), damaged = gather([tmp_path / "results"])
-    assert damaged == []
-    return experiment
-
-
 def test_the_table_shows_each_part_without_the_first_step_over_all_seeds(make_lagged_run, tmp_path):
     """20 MB over two transports; a third arm has only the first step."""
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
         make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 10.0, 5.0, 2.0))
     make_lagged_run(arm="store", settings=_transport("object_store"), sync_ms=(10.0, 50.0, 20.0, 2.0))
     make_lagged_run(arm="one_step", steps=1)
-    table = sync_table(_experiment(tmp_path))
+    table = sync_table(only_experiment(tmp_path / "results"))
     assert table.header == ("", "nixl", "store")
     # publish: 2, 2, 4, 4, 10, 10: places 0.5 and 4.5 of 0..5, mean 32 / 6; verify: 2 ms at the Learner and 2 ms at the
     # Generator; GB/s: 20 MB in 20.33 and 80 ms
@@ -61,8 +55,7 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
 
 def test_weights_that_stay_in_the_process_and_older_runs_have_no_table(make_run, make_lagged_run):
     for made in (make_lagged_run(settings=_transport("in_process")), make_run()):
-        (experiment,), _ = gather([made.folder])
-        assert sync_table(experiment) is None
+        assert sync_table(only_experiment(made.folder)) is None
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
@@ -116,7 +109,7 @@ def test_a_time_that_does_not_repeat_is_marked(make_run, tmp_path):
     for item in timed:
         run.append(item)
     run.finish("completed", None, {})
-    times = sweep_tables(sweep_points(_experiment(tmp_path)))[0]
+    times = sweep_tables(sweep_points(only_experiment(tmp_path / "results")))[0]
     assert [cell.endswith("!") for cell in times.rows[0][1:]] == [False, False, True]
     assert [note.startswith("! ") for note in times.notes] == [False, True]
 

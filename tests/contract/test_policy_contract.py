@@ -6,20 +6,13 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.storage import save_policy
-from harness.models.tokenizer import train_tokenizer
 from harness.testing import PolicyContract
-
-TOKENIZER = train_tokenizer(["Write a sentence that includes the words: apple, red."], 280)
-SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
-ENDS = {"bos_token_id": None, "eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
-
-
-FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
+from tests.contract.test_engine_contract import FIELDS, GPT2_CASE, SHAPE, TOKENIZER
+from tests.models.batches import spread
 
 
 def small_qwen():
@@ -27,7 +20,7 @@ def small_qwen():
 
     Whatever the folder says, transformers reads its tokenizer as Qwen's own class, which adds one token.
     """
-    return Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS | {"vocab_size": len(TOKENIZER) + 8}))
+    return Qwen2ForCausalLM(Qwen2Config(**FIELDS | {"vocab_size": len(TOKENIZER) + 8}))
 
 
 def own_qwen3():
@@ -36,7 +29,7 @@ def own_qwen3():
 
 
 def small_llama(**changes):
-    return LlamaForCausalLM(LlamaConfig.from_dict(SHAPE.to_hf() | ENDS | changes))
+    return LlamaForCausalLM(LlamaConfig.from_dict(SHAPE.to_hf() | FIELDS | changes))
 
 
 POLICIES = {
@@ -45,10 +38,7 @@ POLICIES = {
     "llama": (small_llama, DecoderLM),
     "llama with biases": (lambda: small_llama(attention_bias=True), LlamaForCausalLM),
     "qwen2": (small_qwen, DecoderLM),
-    "gpt2": (
-        lambda: GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_embd=64, n_layer=2, n_head=4, **ENDS)),
-        GPT2LMHeadModel,
-    ),
+    "gpt2": (GPT2_CASE.make_model, GPT2LMHeadModel),
 }
 
 
@@ -57,12 +47,8 @@ def saved(request, tmp_path_factory):
     """A folder with weights spread widely enough for logits far from uniform, and the class that must load it."""
     make, loaded_as = request.param
     torch.manual_seed(0)
-    model = make()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     folder = tmp_path_factory.mktemp("policy")
-    save_policy(model, TOKENIZER, folder)
+    save_policy(spread(make(), alpha=0.1), TOKENIZER, folder)
     return folder, loaded_as
 
 

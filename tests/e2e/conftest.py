@@ -138,6 +138,13 @@ def run_all(scenario: Scenario, out: Path, build: Any = None) -> list[Run]:
     return runs
 
 
+def only_run(folder: Path) -> Run:
+    """Return the run that is below a folder, where there is one alone."""
+    (run,), damaged = find_runs(folder)
+    assert damaged == []
+    return run
+
+
 @pytest.fixture
 def traces() -> Iterator[Traces]:
     """For commands in processes of their own."""

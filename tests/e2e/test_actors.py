@@ -1,4 +1,5 @@
-"""The parts as real Ray actors, through the composition root: what a run's files say, what it keeps, what it leaves.
+"""The parts as real Ray actors, through the composition root: what a run's files say, what it keeps, what it leaves;
+and what becomes of it where parts die, hang or find no place.
 
 One Ray serves the module. Runs are small or paced (sleeps in place of computing), and no bound is on their speed.
 """
@@ -8,29 +9,51 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
+import torch
 
-from harness.core.errors import UserError
+from harness.compare.experiment import gather
+from harness.compare.remarks.syncs import sweep_points
+from harness.core.errors import RunStopped, UserError
 from harness.core.spawn_pool import usable_cores
-from harness.core.trace import RecordingTracer, Stage
+from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.loop import Observer, StepReport, run_loop
+from harness.report.build import document
+from harness.report.files import save_charts
+from harness.report.transports import sweep_tables
 from harness.results import Run, find_runs
-from harness.results.counters import read_counters, sources
-from harness.run.actors.session import RaySession
+from harness.run import experiment
+from harness.run.actors.deaths import DEATHS
+from harness.run.actors.part import (
+    LEAST_START_S,
+    ActorPart,
+    ActorSpec,
+    ProcessSetup,
+    close_parts,
+    in_thread,
+    start_limit_s,
+    wait_until_built,
+)
 from harness.run.factory import PartsFactory
+from harness.run.handles import LearnerHandle
+from harness.run.parts import RunningParts
+from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from tests.e2e.conftest import Traces, finish, run_all, scenario_of, start, wait_until
+from tests.e2e.conftest import Traces, ended, only_run, run_all, scenario_of, wait_until
 from tests.run_folders import loop_accounts
+from tests.stand_ins.simulated_parts import build_simulated_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
 
@@ -63,9 +86,6 @@ evaluation: {every: 2, prompts: 2, examples: 1}
 save_policy: false
 placement: {colocated: false, generator: {cpus: 0.5}, learner: {cpus: 0.5}}
 """
-
-TRANSPORTS = ("in_process", "shared_memory", "nixl")
-OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +127,12 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 # ---- what runs say
 
 
-def train_over(transports: Sequence[str], material: Path, factory: PartsFactory, out: Path) -> dict[str, Run]:
-    """The same synchronous run with each transport, by transport."""
-    scenario = scenario_of(material, f"{trained_on(material)}sweep: {{transport.type: {json.dumps(transports)}}}\n")
-    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory)}
-
-
 @pytest.fixture(scope="module")
 def trained(material: Path, factory: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    return train_over(TRANSPORTS, material, factory, tmp_path_factory.mktemp("trained"))
+    """The same synchronous run in one process and as actors, by transport."""
+    scenario = scenario_of(material, f"{trained_on(material)}sweep: {{transport.type: [in_process, nixl]}}\n")
+    runs = run_all(scenario, tmp_path_factory.mktemp("trained"), factory)
+    return {run.manifest.point["transport.type"]: run for run in runs}
 
 
 def learnt(run: Run) -> list[object]:
@@ -124,30 +141,20 @@ def learnt(run: Run) -> list[object]:
     return [[row.metric(name) for name in names] for row in run.steps] + list[object](run.rollouts())
 
 
-def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: dict[str, Run]) -> None:
-    assert set(trained) == set(TRANSPORTS)
-    losses = [row.metric("loss") for row in trained["in_process"].steps]
+def test_actors_learn_what_one_process_learns(trained: dict[str, Run]) -> None:
+    """Whichever transport carries the weights: that each brings them to the last bit is in its contract."""
+    alone, actors = trained["in_process"], trained["nixl"]
+    losses = [row.metric("loss") for row in alone.steps]
     assert None not in losses
     assert len(set(map(str, losses))) == 3  # or equal ones would say nothing
-    for transport in TRANSPORTS[1:]:
-        assert learnt(trained[transport]) == learnt(trained["in_process"]), transport
-        # the Learner takes a checksum of what it publishes, and a Generator one of what it loads
-        verified = [(span.lane, span.version) for span in trained[transport].spans() if span.stage == "weight_verify"]
-        assert sorted(verified) == [(lane, v) for lane in ("generator", "learner") for v in range(4)], transport
+    assert learnt(actors) == learnt(alone)
+    # the Learner takes a checksum of what it publishes, and a Generator one of what it loads
+    verified = [(span.lane, span.version) for span in actors.spans() if span.stage == "weight_verify"]
+    assert sorted(verified) == [(lane, v) for lane in ("generator", "learner") for v in range(4)]
 
 
-@pytest.mark.slow
-def test_losses_are_the_same_over_the_other_transports(
-    trained: dict[str, Run], material: Path, factory: PartsFactory, tmp_path: Path
-) -> None:
-    others = train_over(OTHER_TRANSPORTS, material, factory, tmp_path)
-    assert set(others) == set(OTHER_TRANSPORTS)
-    for transport, run in others.items():
-        assert learnt(run) == learnt(trained["in_process"]), transport
-
-
-def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, Run]) -> None:
-    run = trained["shared_memory"]
+def test_a_synchronous_run_over_nixl_says_all_of_it(trained: dict[str, Run]) -> None:
+    run = trained["nixl"]
     assert [(row.step, row.version, row.optimizer_steps) for row in run.steps] == [(0, 1, 2), (1, 2, 2), (2, 3, 2)]
     assert [row.version for row in run.evaluations] == [0, 3]
     assert versions_of(run, "learner") == versions_of(run, "generator") == [0, 1, 2, 3]
@@ -189,11 +196,7 @@ def test_several_generators_and_scorers_share_lagged_batches(
 
 def test_weights_reach_a_generator_between_two_tokens(material: Path, factory: PartsFactory, tmp_path: Path) -> None:
     """A batch takes many times an update, so that updates end while the next batches are being generated."""
-    text = (
-        trained_on(material)
-        .replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200")
-        .replace("steps: 3", "steps: 6")
-    )
+    text = trained_on(material).replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200")
     lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
     run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, factory)
     mixed = [row.step for row in run.steps if row.metric("off_policy/token_mean") is not None]
@@ -206,7 +209,7 @@ def test_weights_reach_a_generator_between_two_tokens(material: Path, factory: P
     generates = [span for span in run.spans() if (span.lane, span.stage) == ("generator", Stage.GENERATE)]
     loads = [span for span in run.spans() if (span.lane, span.stage) == ("generator", Stage.WEIGHT_LOAD)]
     assert any(g.start_ns < load.start_ns and load.end_ns < g.end_ns for g in generates for load in loads)
-    assert [row.version for row in run.steps] == [1, 2, 3, 4, 5, 6]
+    assert [row.version for row in run.steps] == [1, 2, 3]
     assert_accounts_close(run)
 
 
@@ -250,54 +253,259 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
         parts.close()
 
 
-# ---- how runs end
+# ---- a transport sweep
 
 
-@contextmanager
-def busy_for_an_hour(material: Path, traces: Traces, out: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a run on Ray, in a process group of its own, whose Generator has begun a batch that takes an hour."""
-    endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
-    scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
-    process = start("run", str(material / "endless.yaml"), f"--out={out}", environment=os.environ | traces.environment)
+SYNCS = ("object_store_numpy", "nixl", "shared_memory")
+
+
+@pytest.fixture(scope="module")
+def swept(factory: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two sizes, one and two receivers, three counted repeats, on the Ray that is there."""
+    small = {"transports": list(SYNCS), "megabytes": [0.5, 1.5], "tensors": [3], "receivers": [1, 2], "repeats": 3}
+    scenario = load_scenario("transport_sweep", [f"transport_sweep={json.dumps(small)}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "PartsFactory", lambda groups: nullcontext(factory))
+        (run,) = run_all(scenario, tmp_path_factory.mktemp("sweep"))
+    return run
+
+
+def test_every_sync_is_timed_in_turns_and_its_parts_fit_into_its_whole(swept: Run) -> None:
+    rows = swept.syncs
+    assert swept.status == "completed"
+    assert swept.manifest.outcome["syncs"] == len(rows) == 2 * 2 * 4 * 3  # sizes, receivers, repeats, transports
+    for first in range(0, len(rows), 3):
+        assert {row.transport for row in rows[first : first + 3]} == set(SYNCS)
+        assert len({(row.num_bytes, row.receivers, row.repeat) for row in rows[first : first + 3]}) == 1
+    assert [row.repeat for row in rows[::3]] == [0, 1, 2, 3] * 4
+    assert {row.num_bytes for row in rows} == {500_000, 1_500_000}
+    for row in rows:
+        assert min(row.publish_s, row.load_s, row.verify_s, row.plain_copy_s) > 0
+        delivered = row.transport == "nixl"  # into the receiver's own memory: its load is timed apart
+        assert row.publish_s + row.transfer_s + (0 if delivered else row.load_s) <= row.total_s + 1e-9
+    assert "Initialized NIXL agent" in (swept.folder / "log.txt").read_text()
+
+
+def test_tables_and_picture_of_a_sweep_come_from_its_rows(swept: Run, tmp_path: Path) -> None:
+    (found,), _ = gather([swept.folder])
+    points = sweep_points(found)
+    wanted = {(name, receivers, 3) for name in SYNCS for receivers in (1, 2)}
+    assert {(point.transport, point.receivers, point.repeats) for point in points} == wanted
+    assert {row[0] for row in sweep_tables(points)[0].rows} == {*SYNCS, "plain copy"}
+    assert [path.name for path in save_charts(document(found, []), tmp_path)] == ["sweep.png"]
+
+
+# ---- parts that die or hang
+
+
+STEPS = 12
+ENDED = "its process ended without a word: it was killed, crashed or ran out of memory"
+LEARNER_DIED = f"the learner died: {ENDED}; what it had learnt since the last saved policy is lost"
+
+LONG = f"{PACED}max_lag: 1\n".replace("steps: 4", f"steps: {STEPS}").replace("_s: 0.05", "_s: 0.3")
+
+
+@dataclass
+class Killer:
+    """Builds parts, and kills the process of one lane some seconds after they were built.
+
+    Attributes:
+        lanes: which and when, by the seed of the run.
+        killed: what was killed.
+        pids: of all parts.
+    """
+
+    factory: PartsFactory
+    lanes: dict[int, tuple[str, float]]
+    killed: list[int] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+    def build(self, scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        """Build the parts."""
+        parts = self.factory(scenario, tracer, should_stop)
+        self.pids += parts.processes().values()
+        if scenario.seed in self.lanes:
+            lane, after_s = self.lanes[scenario.seed]
+            threading.Timer(after_s, self._kill, [parts.processes()[lane]]).start()
+        return parts
+
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.killed.append(pid)
+
+
+def run_with(build: Any, text: str, folder: Path) -> str | None:
+    """Run to the end and return why it stopped, if it did."""
     try:
-        wait_until(lambda: list(out.rglob("log.txt")), "the run began", process=process)
-        time.sleep(0.5)
-        assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
-        yield process
-    finally:
-        process.kill()
+        run_all(scenario_of(folder, text), folder / "out", build)
+    except RunStopped as error:
+        return str(error)
+    return None
 
 
-@pytest.mark.parametrize(
-    ("send", "number"),
-    [
-        pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C to the group, as a terminal sends it"),
-        pytest.param(os.kill, signal.SIGTERM, id="SIGTERM to the driver", marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_ends_everything_at_once(
-    send: Callable[[int, int], None], number: signal.Signals, material: Path, traces: Traces, tmp_path: Path
-) -> None:
-    with busy_for_an_hour(material, traces, tmp_path) as process:
-        send(process.pid, number)
-        errors = finish(process, 130, 300.0)[1]  # not the hour that the Generator is busy for
-    assert errors.splitlines()[-1].startswith("interrupted: what was measured so far is in")
-    assert "SIGTERM received" not in errors  # of Ray's own, with a stack
-    assert "Traceback" not in errors
-    (run,), _ = find_runs(tmp_path)
-    assert run.status == "interrupted"
-    traces.assert_nothing_left()
+def log_of(run: Run) -> list[str]:
+    return (run.folder / "log.txt").read_text().splitlines()
+
+
+def assert_went_on(run: Run, lane: str) -> None:
+    """The part was replaced, and every batch was trained on exactly once."""
+    assert run.status == "completed"
+    assert run.replaced == {lane: 1}
+    assert [row.step for row in run.steps] == list(range(STEPS))
+    assert all(sum(row.lags.values()) == 8 and max(row.lags) <= 1 for row in run.steps)
+    ledger = run.ledger
+    assert ledger is not None
+    assert ledger.generated == ledger.trained
+    assert ledger.trained.rollouts == STEPS * 8
+    assert (ledger.failed.rollouts, ledger.dropped.rollouts, ledger.trained_again.rollouts) == (0, 0, 0)
+    (said,) = [line for line in log_of(run) if " died (" in line]
+    assert said.endswith(f"{lane} died ({ENDED}); a new one takes its place")
+    if lane == "generator":
+        held = [change.version for change in run.version_changes if change.lane == lane]
+        lost = held.index(-1)
+        assert held[lost + 1] >= max(held[:lost], default=0)  # the new one loads what is current, never older weights
 
 
 @pytest.mark.slow
-def test_a_killed_driver_leaves_no_process_and_no_folder(material: Path, traces: Traces, tmp_path: Path) -> None:
-    with busy_for_an_hour(material, traces, tmp_path) as process:
-        started = psutil.Process(process.pid).children(recursive=True)  # Ray's agents, for two, hide their environment
-        assert len(started) > 5
-        process.kill()
-        process.communicate()
-    wait_until(lambda: not any(map(psutil.Process.is_running, started)), f"all of {started} ended", 10)
-    traces.assert_nothing_left()
+def test_a_scorer_that_is_killed_is_replaced(factory: PartsFactory, tmp_path: Path) -> None:
+    killer = Killer(factory, {0: ("scorer", 1.0)})
+    assert run_with(killer.build, f"{LONG}transport: {{type: shared_memory}}\n", tmp_path) is None
+    assert_went_on(only_run(tmp_path), "scorer")
+
+
+def test_a_killed_learner_ends_its_run_and_no_other_and_a_killed_generator_is_replaced(
+    factory: PartsFactory, tmp_path: Path
+) -> None:
+    one, other = "{seed: 1, transport.type: nixl}", "{seed: 2, transport.type: shared_memory}"
+    killer = Killer(factory, {1: ("learner", 1.5), 2: ("generator", 2.0)})
+    reason = run_with(killer.build, f"{LONG}arms: {{one: {one}, other: {other}}}\n", tmp_path)
+    assert reason is not None
+    assert reason.startswith(f"one stopped: {LEARNER_DIED}\n")
+    assert len(killer.killed) == 2
+    runs = {run.folder.name: run for run in find_runs(tmp_path)[0]}
+    assert (runs["one"].status, runs["one"].manifest.error) == ("failed", LEARNER_DIED)
+    assert len(runs["one"].steps) < STEPS
+    assert_went_on(runs["other"], "generator")
+    wait_until(lambda: ended(killer.pids), "the processes ended", 10)
+
+
+def part_of(lane: str, make: Callable[[Tracer], Any], tracer: RecordingTracer | None = None) -> ActorPart:
+    spec = ActorSpec(ProcessSetup(lane, 1, None), make, {"num_cpus": 0})
+    return ActorPart(spec, tracer or RecordingTracer(int))
+
+
+class FullGpu:
+    """A Learner's worker whose GPU is full when it is to verify what it has published."""
+
+    notes = ()
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def publish_weights(self, version: int, still_needed: frozenset[int]) -> None:
+        with self.tracer.span("learner", Stage.WEIGHT_VERIFY, version, version):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.25 GiB.")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(factory: PartsFactory, tmp_path: Path) -> None:
+    text = "steps: 2\nevaluation: {prompts: 8}\ntransport: {type: nixl}\nplacement: {learner: {gpus: 0.5}}\n"
+    spawned: list[ActorPart] = []
+
+    def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        factory.session(asked)
+        spawned.append(part_of("learner", FullGpu, tracer))
+        wait_until_built(spawned, 300.0)
+        return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0]))
+
+    with pytest.raises(UserError) as told:
+        run_all(scenario_of(tmp_path, text), tmp_path / "out", build)
+    close_parts(spawned)
+    assert "\n" not in told.value.what
+    assert "weight_verify of the learner: tried to allocate 2.25 GiB" in told.value.what
+    assert (told.value.fix or "").startswith("raise gradient_accumulation_steps (now 1)")
+
+
+def stopped_from_the_start(tracer: Tracer) -> Any:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def gave_up(tracer: Tracer) -> Any:
+    raise RuntimeError("no answer for 50 s")
+
+
+@pytest.mark.slow
+def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
+    factory: PartsFactory, own_traces: Traces, tmp_path: Path
+) -> None:
+    factory.session(scenario_of(tmp_path, "transport: {type: nixl}\n"))
+    before = set(own_traces.processes("ray::PartActor"))
+    part = part_of("learner/0", stopped_from_the_start)
+
+    def stopped() -> bool:
+        pids = set(own_traces.processes("ray::PartActor")) - before
+        return bool(pids) and all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids)
+
+    wait_until(stopped, "it stopped")
+    with pytest.raises(RunStopped, match=r"^learner/0 did not start within 0.5 s \(faults\.stall_after_s"):
+        wait_until_built([part], 0.5)
+    other = part_of("learner/1", gave_up)
+    with pytest.raises(RunStopped) as told:
+        wait_until_built([part, other], 300.0)
+    assert re.fullmatch("learner/0 did not start, .*learner/1 .*: no answer for 50 s", str(told.value))
+    close_parts([part, other])
+    wait_until(lambda: set(own_traces.processes("ray::PartActor")) <= before, "the stopped actor ended", 10)
+
+
+def test_a_start_may_take_as_long_as_a_stage_and_never_less_than_its_least() -> None:
+    assert [start_limit_s(stall_after_s) for stall_after_s in (8.0, 600.0)] == [LEAST_START_S, 600.0]
+
+
+def test_whoever_gives_up_waiting_for_a_part_ends_it_and_the_thread_that_waits(
+    factory: PartsFactory, tmp_path: Path
+) -> None:
+    factory.session(scenario_of(tmp_path, "transport: {type: nixl}\n"))
+    part = part_of("generator", stopped_from_the_start)
+    ended: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            part.finish_building()
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    async def give_up() -> None:
+        await asyncio.wait_for(in_thread(wait, [part]), 0.5)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())  # which waits for its threads
+    assert len(ended) == 1
+    assert issubclass(ended[0], DEATHS)
+
+
+def test_a_stage_that_hangs_is_reported_with_stacks(
+    factory: PartsFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = LONG.replace("generate_s: 0.3", "generate_s: 3600") + "faults: {stall_after_s: 2}\n"
+    killer = Killer(factory, {})
+    reason = run_with(killer.build, f"{text}transport: {{type: object_store}}\n", tmp_path)
+    run = only_run(tmp_path)
+    assert reason is not None
+    assert "(faults.stall_after_s is 2): generator has been in evaluate for" in reason
+    assert run.status == "failed"
+    report = capsys.readouterr().err
+    log = "\n".join(log_of(run))
+    for said in (report, log):
+        assert "learner: wait_for_batch for step 0 since" in said
+        assert "generator: evaluate" in said
+        for lane in ("generator", "learner", "scorer"):
+            assert f"stacks of {lane} (process " in said
+        assert "_wait (harness/engines/paced.py:" in said  # the very line that sleeps
+    wait_until(lambda: ended(killer.pids), "the processes ended", 10)
+    assert Stage.GENERATE not in {span.stage for span in run.spans()}
 
 
 # ---- wrong input
@@ -319,84 +527,3 @@ def test_more_than_there_is_is_refused_at_once(
     assert refused.value.what.startswith(f"the parts ask for {first}")
     assert refused.value.what.endswith(last)
     assert str(refused.value.where).startswith("placement")
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("127.0.0.1:1", "Connection refused"),
-        ("no-such-host.invalid:6379", "Name or service not known"),
-        ("nonsense", "Invalid address format: nonsense"),
-        ("ray://127.0.0.1:10001", "Invalid address format: ray://127.0.0.1:10001"),
-    ],
-)
-def test_an_address_without_a_cluster_is_refused_in_seconds(address: str, reason: str) -> None:
-    """Ray itself tries for minutes. The session is refused before it has started or joined anything."""
-    with pytest.raises(UserError) as refused:
-        RaySession(address)
-    assert refused.value.what.endswith(f" at {address}: {reason}")
-    assert refused.value.where == f"placement.address: {address}"
-    assert "ray start --head" in str(refused.value.fix)
-
-
-# ---- a cluster
-
-CLUSTER = """
-import json, os, sys
-from pathlib import Path
-
-from ray.cluster_utils import Cluster
-
-from harness.run.actors.samplers import RemoteSamplers
-from harness.run.factory import PartsFactory
-from harness.run.experiment import run_scenario
-from harness.scenario.load import load_scenario
-
-here = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args=here | {"include_dashboard": False})
-cluster.add_node(**here)
-nodes = {}
-
-
-def build(scenario, tracer, should_stop):
-    parts = factory(scenario, tracer, should_stop)
-    ends = (*parts.generators, *parts.scorers, parts.learner)
-    nodes.update({end.lane: end.part.facts.node_id for end in ends})
-    is_there = lambda facts: facts.node_id == nodes["generator"]  # both nodes are this machine; one stands for another
-    parts.sample_elsewhere = lambda hz: RemoteSamplers([end.part for end in ends], hz, is_there)
-    return parts
-
-
-try:
-    with PartsFactory() as factory:
-        os.environ["RAY_ADDRESS"] = cluster.address  # which is what `auto` looks at first
-        scenario = load_scenario(sys.argv[1], ["placement.address=auto"])
-        run_scenario(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)
-    print(json.dumps(nodes))
-finally:
-    cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path) -> None:
-    text = f"{PACED}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
-    scenario_of(material, text.replace("colocated: false", "colocated: false, strategy: STRICT_SPREAD"), "cluster")
-    command = [sys.executable, "-c", CLUSTER, str(material / "cluster.yaml"), str(tmp_path)]
-    run = subprocess.run(
-        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    nodes = json.loads(run.stdout.splitlines()[-1])
-    assert set(nodes) == {"generator", "scorer", "learner"}
-    assert nodes["generator"] != nodes["learner"]
-    (finished,), _ = find_runs(tmp_path)
-    assert finished.status == "completed"
-    assert [row.version for row in finished.steps] == [1, 2, 3, 4]
-    assert_accounts_close(finished)
-    counters = read_counters(finished.folder)
-    lanes = {f"node1/{lane}" for lane in nodes if nodes[lane] == nodes["generator"]}
-    assert {*sources(counters)} >= {"node1/sampler", "node1/host", *lanes}
-    times = [row.at_ns for row in counters if row.source == "node1/host"]
-    assert times == sorted(times)
-    wait_until(lambda: not traces.processes(), "the cluster's processes ended", 10)

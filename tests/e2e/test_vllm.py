@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import RunStopped, UserError
+from harness.core.errors import UserError
 from harness.core.types import SamplingParams
 from harness.engines.vllm import _start, vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
-from harness.results import Run, find_runs
+from harness.results import Run
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.settings.engine import VllmEngineSettings
 from tests.e2e.conftest import run_all
-from tests.stand_ins.skipped_loads import skip_loads
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -55,14 +54,6 @@ def test_the_engine_agrees_at_every_step_in_this_process(tmp_path: Path, monkeyp
     assert [row.step for row in finished.steps] == [0, 1, 2, 3]
     assert [row.version for row in finished.evaluations] == [0, 2, 4]
     assert all(value is not None and 0 < value <= BOUND for value in mismatches(finished))
-
-
-def test_a_skipped_load_is_caught_at_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_loads(monkeypatch, "vllm", {1})
-    with pytest.raises(RunStopped, match=r"after loading policy version 1 .* is above the mismatch_bound of 0\.0001"):
-        run(load_scenario("vllm_sync", [*SMALL, "transport.type=in_process"]), tmp_path)
-    (stopped,), _ = find_runs(tmp_path)
-    assert (stopped.status, list(stopped.steps)) == ("failed", [])
 
 
 def test_threads_of_one_process_may_serve_and_train_at_the_same_time(tmp_path: Path) -> None:

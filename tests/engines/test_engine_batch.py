@@ -187,13 +187,6 @@ def test_one_token_of_another_version_makes_the_whole_call_tell_its_versions(las
     assert [None if group[0].versions is None else group[0].versions.tolist() for group in groups] == told
 
 
-def test_samples_do_not_share_their_versions():
-    model = ToyModel()
-    (group,) = sampler(model, should_stop=version_per_poll(model, [0, 1, 1, 1, 1, 1])).generate([[5]], 2, GREEDY, 0)
-    group[0].versions[:] = 9
-    assert group[1].versions.tolist() == [0, 1, 1, 1, 1, 1]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_numbers_stop_the_run_with_the_place(temperature):
     model = ToyModel(poison=((6,), 2))

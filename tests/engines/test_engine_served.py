@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.core.errors import Diverged, RunStopped, UserError
+from harness.core.errors import Diverged, RunStopped
 from harness.core.seeds import derive_seed
 from harness.core.types import SamplingParams
 from harness.engines.rng import pinned_lengths
 from harness.engines.serving import ResponseRow, response_rows, to_completions
 from harness.engines.stop_strings import StopStrings
-from harness.engines.vllm import Requests, reason_of, row_options, take_output, take_scores
-from harness.engines.vllm_options import check_vllm_installed, context_of
+from harness.engines.vllm import Requests, row_options, take_output, take_scores
 
 
 class Letters:
@@ -27,11 +26,11 @@ class Letters:
 LETTERS = Letters()
 
 
-def row_of(text, *, stop=(), min_tokens=0, finish=None, version=0):
+def row_of(text, *, stop=(), min_tokens=0, finish=None):
     """A row after an engine has said these letters one by one, the last one with a reason to finish."""
     row = ResponseRow((0, 0), SamplingParams(min_tokens=min_tokens), StopStrings(LETTERS, stop, min_tokens))
     for place, letter in enumerate(text):
-        row.take([ord(letter)], [-0.5], version, finish if place == len(text) - 1 else None)
+        row.take([ord(letter)], [-0.5], 0, finish if place == len(text) - 1 else None)
     return row
 
 
@@ -66,38 +65,13 @@ def test_versions_are_told_of_all_rows_where_one_saw_another_than_the_first() ->
         to_completions([old], 3, 0, LETTERS)
 
 
-def test_where_vllm_is_missing_the_error_says_how_to_get_it() -> None:
-    with pytest.raises(UserError, match=r"engine\.type is vllm") as refused:
-        check_vllm_installed(find=lambda name: None)
-    assert "engine.type to native" in str(refused.value.fix)
-    check_vllm_installed(find=lambda name: object())
-
-
-def test_the_context_is_the_scenarios_else_the_models_and_never_more_than_that() -> None:
-    model, silent = SimpleNamespace(max_position_embeddings=64), SimpleNamespace()
-    found = [context_of(SimpleNamespace(context=asked), config) for asked in (None, 40) for config in (model, silent)]
-    assert found == [64, None, 40, 40]
-    with pytest.raises(UserError, match=r"engine\.context is 65, must be at most 64"):
-        context_of(SimpleNamespace(context=65), model)
-
-
-def test_the_reason_of_an_error_is_its_first_line_that_says_something() -> None:
-    counted = "1 validation error for ModelConfig\n  Value error, the length is too large"
-    told = [reason_of(ValueError(text)) for text in (counted, "\n one\ntwo", "")]
-    assert told == ["Value error, the length is too large", "one", "ValueError"]
-
-
 def test_what_vllm_is_told_of_a_row_and_of_one_of_pinned_length() -> None:
     """Seeds and lengths are of the prompts' places."""
     stops = StopStrings(LETTERS, (), ends=[0])
-    row = ResponseRow((0, 0), SamplingParams(), stops, seed=5)
     sampling = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)
+    row = ResponseRow((0, 0), sampling, stops, seed=5)
     told = {"temperature": 0.7, "top_p": 0.9, "stop_token_ids": [0], "seed": 5, "logprobs": 0}
-    assert row_options(ResponseRow((0, 0), sampling, stops, seed=5), sampling) == {
-        **told,
-        "min_tokens": 2,
-        "max_tokens": 20,
-    }
+    assert row_options(row, sampling) == told | {"min_tokens": 2, "max_tokens": 20}
     greedy = row_options(row, SamplingParams(temperature=0.0, top_p=0.5))
     assert greedy["top_p"] == 1.0  # its log-probs are of the whole distribution
     pinned = SamplingParams(min_tokens=1, max_tokens=24, pinned_lengths=(3, 20))
@@ -140,26 +114,17 @@ def test_scores_are_those_of_the_tokens_behind_the_prompt() -> None:
     assert scored[7].tolist() == [-2.0]
 
 
-class Refusing:
-    """In vLLM's place: takes no request whose first token is 0."""
+def test_a_request_that_was_not_taken_is_not_kept_and_others_can_be_dropped_once() -> None:
+    taken, aborted = [], []
 
-    def __init__(self) -> None:
-        self.taken, self.aborted = [], []
-
-    def add_request(self, name, prompt, params) -> None:
+    def add_request(name, prompt, params) -> None:
         if prompt["prompt_token_ids"][0] == 0:
             raise ValueError("no")
-        self.taken.append(name)
+        taken.append(name)
 
-    def has_unfinished_requests(self) -> bool:
-        return False
-
-    def abort_request(self, names) -> None:
-        self.aborted += names
-
-
-def test_a_request_that_was_not_taken_is_not_kept_and_others_can_be_dropped_once() -> None:
-    engine = Refusing()
+    engine = SimpleNamespace(
+        add_request=add_request, has_unfinished_requests=lambda: False, abort_request=aborted.extend
+    )
     requests = Requests(engine)
     with pytest.raises(ValueError, match="no"):
         requests.add([0], None, row_of(""))
@@ -167,4 +132,4 @@ def test_a_request_that_was_not_taken_is_not_kept_and_others_can_be_dropped_once
     name = requests.add([1], None, row_of(""))
     requests.drop([name, "unknown"])
     requests.drop([name])
-    assert (engine.taken, engine.aborted, requests.step()) == ([name], [name], False)
+    assert (taken, aborted, requests.step()) == ([name], [name], False)

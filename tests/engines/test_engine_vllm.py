@@ -14,13 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.vllm import VllmEngine, classes_as_they_were, meeting_place, workers_meet
+from harness.engines.vllm import VllmEngine, classes_as_they_were, meeting_place, reason_of, workers_meet
 from harness.engines.vllm_options import (
     ALONE,
     MOST_CACHE_BYTES,
     WORKSPACE_BYTES,
     Cache,
     Neighbours,
+    check_vllm_installed,
     context_of,
     environment,
     gpu_share,
@@ -66,14 +67,12 @@ def options_of(settings, device, sleeps=False, model=None):
 # The process
 
 
-@pytest.mark.parametrize(("device", "compiles"), [("cpu", False), ("cuda", True)])
-def test_torch_compiles_on_gpus_whatever_the_user_has_set_and_not_on_cpus(device, compiles, monkeypatch) -> None:
+def test_torch_compiles_on_gpus_whatever_the_user_has_set_and_not_on_cpus(monkeypatch) -> None:
     """Read at each ``torch.compile``, so it holds in a process that has imported torch under another value."""
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1" if compiles else "0")
-    assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is not compiles
-    for name, value in environment(device).items():
-        monkeypatch.setenv(name, value)
-    assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is compiles
+    for device, compiles in (("cpu", False), ("cuda", True), ("cpu", False)):
+        for name, value in environment(device).items():
+            monkeypatch.setenv(name, value)
+        assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is compiles
 
 
 def test_only_a_cpu_is_told_what_is_for_cpus_and_an_actor_gets_the_environment_of_its_device() -> None:
@@ -117,16 +116,12 @@ def test_memory_for_keys_and_values() -> None:
     assert replace(cache, context=None).num_bytes(123) == 123
 
 
-def test_beside_a_learner_on_a_large_card_it_asks_for_what_it_needs() -> None:
-    options = gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER), H200 - LEARNER, H200)
-    assert options["kv_cache_memory_bytes"] == 73 * OF_ROW  # 8.0 GiB: all rows of full length
-    needed = WEIGHTS + WORKSPACE_BYTES + 73 * OF_ROW
-    assert options["gpu_memory_utilization"] == pytest.approx(needed / H200)  # 0.091
-
-
-def test_what_others_will_take_stays_their_own() -> None:
+def test_it_asks_for_what_it_needs_and_what_others_will_take_stays_their_own() -> None:
     """A Learner's, before it has taken its memory and afterwards; and the policy that the process itself has loaded,
     in float32: vLLM starts from it, and then the weights that arrive lie in its place."""
+    options = gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER), H200 - LEARNER, H200)
+    assert options["kv_cache_memory_bytes"] == 73 * OF_ROW  # 8.0 GiB: all rows of full length
+    assert options["gpu_memory_utilization"] == pytest.approx((WEIGHTS + WORKSPACE_BYTES + 73 * OF_ROW) / H200)
     for taken in (0, LEARNER):
         options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(LEARNER), CARD_80 - taken, CARD_80)
         assert options["kv_cache_memory_bytes"] == (CARD_80 - LEARNER - WEIGHTS - WORKSPACE_BYTES) // 2
@@ -147,7 +142,16 @@ def test_two_generators_on_one_card_take_the_same() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    """Needed, weights, keys and values, work; left, free of all, and what the plan gives to others."""
+    """Needed, weights, keys and values, work; left, free of all, and what the plan gives to others.
+
+    A size that the scenario names is taken to the last byte.
+    """
+    free = WEIGHTS + WORKSPACE_BYTES + 3 * GIB
+    options = gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free, CARD_24)
+    assert options["kv_cache_memory_bytes"] == 3 * GIB
+    assert starts(options, free, CARD_24)
+    with pytest.raises(UserError):
+        gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free - 1, CARD_24)
     policy = 2 * WEIGHTS
     with pytest.raises(UserError) as refused:
         gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER + CUDA_BYTES), CARD_24 - policy - CUDA_BYTES, CARD_24)
@@ -165,34 +169,25 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
         assert facts(refused.value.fix) == advised
 
 
-def test_a_size_that_the_scenario_names_is_taken_to_the_last_byte() -> None:
-    free = WEIGHTS + WORKSPACE_BYTES + 3 * GIB
-    options = gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free, CARD_24)
-    assert options["kv_cache_memory_bytes"] == 3 * GIB
-    assert starts(options, free, CARD_24)
-    with pytest.raises(UserError):
-        gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free - 1, CARD_24)
-
-
 # Engine and memory plan
 
 
 def test_the_memory_plan_says_what_the_engine_takes() -> None:
     """Of the same model, once from its shape and once from the model itself."""
-    for preset, config in PRESETS.items():
+    for preset in ("tiny", "course"):
+        config = PRESETS[preset]
         changes = [f"model.preset={preset}", "model.warm_start=false", "engine.max_batch=40"]
         scenario = load_scenario("vllm_sync", changes)
-        model, context = DecoderLM(config), config.max_position_embeddings
+        context = config.max_position_embeddings
+        with torch.device("meta"):
+            model = DecoderLM(config, seed=None)
         for device in ("cpu", "cuda"):
             told = vllm_options(model, scenario.engine, context, device, False, gpu_memory=(H200, H200))
             _, of_engine, _ = generator_amounts(scenario, config, 48, device == "cuda")
-            amounts = {amount.name: amount for amount in of_engine}
-            cache = amounts["key/value cache"]
-            assert told["kv_cache_memory_bytes"] == cache.num_bytes + cache.more
-            assert (cache.more > 0) is (device == "cuda")
+            amounts = {amount.name: amount.num_bytes + amount.more for amount in of_engine}
+            assert told["kv_cache_memory_bytes"] == amounts["key/value cache"]
             if device == "cuda":
-                held = sum(amounts[name].num_bytes for name in ("engine weights", "vLLM's workspace"))
-                needed = held + cache.num_bytes + cache.more
+                needed = sum(amounts[name] for name in ("engine weights", "vLLM's workspace", "key/value cache"))
                 assert told["gpu_memory_utilization"] == pytest.approx(needed / H200)
 
 
@@ -238,14 +233,23 @@ def test_who_shares_the_gpu_follows_from_the_placement(tmp_path) -> None:
     assert in_process.engines == 1
 
 
-def test_the_table_tells_the_cache_that_must_be_and_the_one_that_may_be(tmp_path) -> None:
-    scenario = trial(tmp_path, on_gpu("gpus: 1", 1))
-    plan = make_plan(scenario, QWEN, has_gpu=True)
+def test_the_plan_tells_the_cache_that_must_be_and_the_one_that_may_be_or_the_share_of_a_known_gpu(tmp_path) -> None:
+    """With a share of 0.5: half of 80 GiB and the CUDA context, and the float32 weights that arrive."""
+    plan = make_plan(trial(tmp_path, on_gpu("gpus: 1", 1)), QWEN, has_gpu=True)
     (generator,) = [process for process in plan.processes if process.name == "generator"]
     assert generator.more == 72 * OF_ROW
     assert generator.peak == CUDA_BYTES + WEIGHTS + 2 * WEIGHTS + OF_ROW + WORKSPACE_BYTES
     (line,) = [line for line in full_table(plan) if "key/value cache" in line]
     assert " ".join(line.split()) == "key/value cache 0.11 GiB and up to 7.9 GiB more where free"
+    scenario = trial(tmp_path, on_gpu("gpus: 1", 1, colocated="false"), "engine.gpu_memory_utilization=0.5")
+    plan = make_plan(scenario, QWEN, has_gpu=True)
+    learner, generator = plan.processes[:2]
+    half = CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
+    assert generator.keeps(None, None) == generator.peak == 3 * WEIGHTS + CUDA_BYTES + WORKSPACE_BYTES + OF_ROW
+    assert generator.keeps(None, CARD_80) == half
+    assert not shortages([plan], FreeMemory(64 * GIB, (learner.peak, half), (CARD_80, CARD_80)))
+    (short,) = shortages([plan], FreeMemory(64 * GIB, (learner.peak, half - 1), (CARD_80, CARD_80)))
+    assert (short.memory, short.needed) == ("GPU 1", half)
 
 
 # Sleep
@@ -263,19 +267,17 @@ class Scripted:
             abort_request=lambda names: None,
         )
         self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, max_model_len=64)
+        self.wake_up = lambda: self.turn("wake_up", False)
+        self.sleep = lambda level: self.turn(f"sleep {level}", True)
+
+    def turn(self, said, asleep) -> None:
+        self.said.append(said)
+        self.asleep = asleep
 
     def apply_model(self, function):
         assert not self.asleep
         self.said.append("load")
         return [[] if self.takes else ["a matrix"]]
-
-    def wake_up(self) -> None:
-        self.said.append("wake_up")
-        self.asleep = False
-
-    def sleep(self, level) -> None:
-        self.said.append(f"sleep {level}")
-        self.asleep = True
 
 
 MODEL = torch.nn.Linear(1, 1)
@@ -331,19 +333,13 @@ def test_after_an_error_it_sleeps_where_it_slept_before() -> None:
     assert stopped.said[5:] == ["wake_up", "load"]
 
 
-def test_a_load_on_another_thread_leaves_a_busy_engine_awake() -> None:
+def test_a_load_in_the_middle_of_a_call_leaves_a_busy_engine_awake() -> None:
     llm = Scripted()
-
-    def should_stop():  # asked in the middle of generate
-        load(engine, 2)
-        return True
-
-    engine = engine_of(llm, should_stop=should_stop)
+    engine = engine_of(llm, should_stop=lambda: load(engine, 2) or True)
     load(engine)
     with pytest.raises(Interrupted):
         generate(engine, [[1]])
-    assert llm.said == ["load", "load", "sleep 1"]
-    assert engine.version == 2
+    assert (llm.said, engine.version) == (["load", "load", "sleep 1"], 2)
 
 
 # Workers
@@ -363,16 +359,11 @@ class Worker(torch.nn.Module):
         return set(self.loaded)
 
 
-class Workers(Scripted):
-    """A vLLM of two workers, which functions reach as they reach other processes: pickled."""
-
-    def __init__(self, *workers):
-        super().__init__()
-        self.workers = workers
-
-    def apply_model(self, function):
-        sent = pickle.dumps(function)
-        return [pickle.loads(sent)(worker) for worker in self.workers]
+def served_by(*workers):
+    """A vLLM of these workers, which functions reach as they reach other processes: pickled."""
+    llm = Scripted()
+    llm.apply_model = lambda function: [pickle.loads(pickle.dumps(function))(worker) for worker in workers]
+    return llm
 
 
 def test_every_worker_reads_whole_tensors_from_a_file_that_is_gone_afterwards() -> None:
@@ -387,13 +378,12 @@ def test_every_worker_reads_whole_tensors_from_a_file_that_is_gone_afterwards() 
     assert worker.loaded["b"].dtype == torch.bfloat16
 
 
-class Keeps(torch.nn.Module):
+class Keeps(torch.nn.Linear):
     """In the place of a model of vLLM's that keeps a matrix in an order of its own, or as it comes."""
 
     def __init__(self, order):
-        super().__init__()
-        self.order = order
-        self.weight = torch.nn.Parameter(MATRIX.weight.detach()[order].clone())
+        super().__init__(2, 3, bias=False)
+        self.weight.data = MATRIX.weight.detach()[order].clone()
 
     def load_weights(self, weights):
         for _, tensor in weights:
@@ -406,7 +396,7 @@ MATRIX = torch.nn.Linear(2, 3, bias=False)
 
 def test_weights_that_are_kept_in_another_order_are_refused() -> None:
     def engine_with(order):
-        llm, kept = Workers(), Keeps(order)
+        llm, kept = Scripted(), Keeps(order)
         llm.apply_model = lambda function: [function(kept)]
         return VllmEngine(llm, MATRIX, LETTERS)
 
@@ -438,21 +428,35 @@ def test_classes_that_vllm_changes_make_models_again() -> None:
     assert policy(1) == Family()(1) == 2
 
 
-def test_rows_longer_than_a_window_that_vllm_makes_wider_are_refused() -> None:
-    config = SimpleNamespace(model_type="cohere2", sliding_window=8, max_position_embeddings=512)
-    for context in (None, 9):
-        with pytest.raises(UserError, match="window of 8") as error:
-            context_of(VllmEngineSettings(context=context), config)
-        assert "engine.context to at most 8" in error.value.fix
-    for context in (8, 4):
-        assert context_of(VllmEngineSettings(context=context), config) == context
+def test_the_context_is_the_scenarios_else_the_models_and_never_more_than_that_or_than_a_window() -> None:
+    """Of Cohere2 vLLM makes the window wider."""
+    silent, plain = SimpleNamespace(), SimpleNamespace(max_position_embeddings=64)
+    windowed = SimpleNamespace(model_type="cohere2", sliding_window=8, max_position_embeddings=512)
     other = SimpleNamespace(model_type="mistral", sliding_window=8)
-    assert context_of(VllmEngineSettings(context=9), other) == 9
+    for config, asked, expected in (
+        (plain, None, 64), (silent, None, None), (plain, 40, 40), (silent, 40, 40),
+        (windowed, 8, 8), (windowed, 4, 4), (other, 9, 9),
+    ):  # fmt: skip
+        assert context_of(VllmEngineSettings(context=asked), config) == expected
+    for config, asked, most in ((plain, 65, 64), (windowed, None, 8), (windowed, 9, 8)):
+        with pytest.raises(UserError) as error:
+            context_of(VllmEngineSettings(context=asked), config)
+        assert f"at most {most}" in str(error.value)
+
+
+def test_where_vllm_is_missing_the_error_says_how_to_get_it_and_of_its_own_the_first_line_is_told() -> None:
+    with pytest.raises(UserError, match=r"engine\.type is vllm") as refused:
+        check_vllm_installed(find=lambda name: None)
+    assert "engine.type to native" in str(refused.value.fix)
+    check_vllm_installed(find=lambda name: object())
+    counted = "1 validation error for ModelConfig\n  Value error, the length is too large"
+    told = [reason_of(ValueError(text)) for text in (counted, "\n one\ntwo", "")]
+    assert told == ["Value error, the length is too large", "one", "ValueError"]
 
 
 def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:
     workers = Worker("weight", "bias"), Worker("weight", "bias")
-    engine = VllmEngine(Workers(*workers), MODEL, LETTERS, workers=2)
+    engine = VllmEngine(served_by(*workers), MODEL, LETTERS, workers=2)
     load(engine, version=1)
     assert engine.version == 1
     for worker in workers:
@@ -486,17 +490,3 @@ def test_files_and_sockets_of_a_start_are_gone_with_it(monkeypatch: pytest.Monke
     assert not meeting_place().exists()
     with workers_meet(1):
         assert not meeting_place().exists()
-
-
-def test_the_memory_plan_counts_the_share_of_a_gpu_whose_size_is_known(tmp_path) -> None:
-    """0.5 of 80 GiB and the CUDA context, and the float32 weights that arrive; else what it needs at least."""
-    scenario = trial(tmp_path, on_gpu("gpus: 1", 1, colocated="false"), "engine.gpu_memory_utilization=0.5")
-    plan = make_plan(scenario, QWEN, has_gpu=True)
-    generator = plan.processes[1]
-    assert generator.keeps(None, None) == generator.peak == 3 * WEIGHTS + CUDA_BYTES + WORKSPACE_BYTES + OF_ROW
-    assert generator.keeps(None, CARD_80) == CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
-    half = CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
-    learner = plan.processes[0].peak
-    assert not shortages([plan], FreeMemory(64 * GIB, (learner, half), (CARD_80, CARD_80)))
-    (short,) = shortages([plan], FreeMemory(64 * GIB, (learner, half - 1), (CARD_80, CARD_80)))
-    assert (short.memory, short.needed) == ("GPU 1", half)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
-from harness.core.types import Completion, GroupData, Prompt, Purpose, RolloutGroup, SamplingParams, WorkItem
+from harness.core.types import Completion, GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.paced import SLICE_S, PacedEngine, PacedTokenizer
 from harness.learner import TrainerOptions
 from harness.learner.paced import PacedTrainer, made_up_weights
-from harness.run.workers import GeneratorWorker, LearnerWorker
-from harness.settings.loss import KlSettings, LossSettings
+from harness.run.workers import LearnerWorker
 from harness.transports.checksum import checksum
 from harness.transports.in_process import InProcessTransport
 
@@ -37,17 +34,15 @@ class Clock:
 
 
 class Polls:
-    """A stop signal that counts its polls, acts on another thread at some of them, and may stop at one."""
+    """A stop signal that counts its polls, acts at some of them, and may stop at one."""
 
     def __init__(self, acts=None, stop_at=None):
-        self.acts, self.stop_at, self.count = acts or {}, stop_at, 0
+        self.acts, self.stop_at, self.count = acts or {}, stop_at, -1
 
     def __call__(self):
-        if self.count in self.acts:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(self.acts[self.count]).result()
         self.count += 1
-        return self.count - 1 == self.stop_at
+        self.acts.get(self.count, lambda: None)()
+        return self.count == self.stop_at
 
 
 def paced(clock, generate_s=0.5, spread=0.0, prompts_per_batch=4, should_stop=None, version=0):
@@ -196,48 +191,20 @@ def test_parts_of_a_batch_have_their_share_of_the_sleep_and_the_weights_change_o
         learner.accumulate(step, first if rest else (*first, *last))
         changed = trainer.weights()["layer.000.weight"][0]
         assert changed < 1 if step == 0 else changed == 1  # at first it is random, from 0 to 1
-        assert learner.update(step, rest).version == step + 1
+        result = learner.update(step, rest)
+        assert (result.version, result.optimizer_steps, result.metrics) == (step + 1, 1, {})
     spans = [(span.stage, span.step, round((span.end_ns - span.start_ns) / 1e9, 9)) for span in tracer.drain()]
     prepare, update = Stage.PREPARE_BATCH, Stage.UPDATE
     assert spans[:4] == [(prepare, 0, 0), (update, 0, 0.2), (prepare, 0, 0), (update, 0, 0.6)]
     assert spans[4:] == [(prepare, 1, 0), (update, 1, 0.8), (update, 1, 0)]
     assert trainer.weights()["layer.000.weight"][0] == 2
+    twice = PacedTrainer(0.8, 0.01, 1, options(epochs_per_batch=2), groups=4, sleep=clock.sleep)
+    before = clock()
+    twice.train(0, twice.prepare(last))
+    assert clock() - before == pytest.approx(2 * 0.8)  # for each epoch
 
 
 def rollouts_of(num_groups: int):
     completion = Completion(np.array([1, 2]), np.zeros(2, dtype=np.float32), "", "stop")
     data = GroupData(Prompt("ab", "b"), np.array([3, 4]), (completion,))
     return tuple(RolloutGroup(number, 0, 0, 0, (2,), data, (1.0,)) for number in range(num_groups))
-
-
-# Both, as the workers use them
-
-
-class OnePrompt:
-    train_prompts = validation_prompts = (Prompt("ab", "b"),)
-
-    def reward(self, response, ground_truth):
-        return {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
-
-
-def test_the_workers_run_with_them():
-    """A step sleeps for each epoch and has no metrics."""
-    clock, transport = Clock(), InProcessTransport(snapshot=True)
-    tracer = RecordingTracer(lambda: round(clock() * 1e9))
-    monitored = options(epochs_per_batch=2, loss=LossSettings(kl=KlSettings(monitor=True)))
-    trainer = PacedTrainer(0.4, 0.01, 2, monitored, sleep=clock.sleep)
-    learner = LearnerWorker(trainer, transport, tracer=tracer, verify=True)
-    engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
-    generator = GeneratorWorker(
-        engine, transport, task=OnePrompt(), encode=PacedTokenizer().encode, sampling=SAMPLING, tracer=tracer
-    )
-    for version in range(3):
-        generator.load_weights(learner.publish_weights(version, frozenset()))
-        assert checksum(engine.weights) == checksum(trainer.weights())
-        groups = generator.generate(WorkItem(Purpose.TRAIN, version, 0, (0,), 2, seed=version))
-        told = [(group.min_version, group.max_version, group.lengths) for group in groups]
-        assert told == [(version, version, (8, 8))]
-        assert groups[0].data.prompt_token_ids.tolist() == [2 + 0x61, 2 + 0x62]
-        result = learner.update(version, groups)
-        assert (result.version, result.optimizer_steps, result.metrics) == (version + 1, 2, {})
-    assert clock.now_s - 100 == pytest.approx(3 * (0.5 + 2 * 0.4))

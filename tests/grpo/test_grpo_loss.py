@@ -148,6 +148,12 @@ def test_what_is_missing_is_named(options, tensors, message):
         ({"dual_clip": 0.5}, "dual_clip"),
         ({"ratio_level": "group"}, "ratio_level"),
         ({"entropy_coefficient": -0.1}, "entropy_coefficient"),
+        ({"importance": {"mode": "mis"}}, "importance.mode"),
+        ({"importance": {"level": "group"}}, "importance.level"),
+        ({"importance": {"cap": 0.9}}, "importance.cap"),
+        ({"importance": {"cap": math.nan}}, "importance.cap"),
+        ({"importance": {"floor": -0.1}}, "importance.floor"),
+        ({"importance": {"floor": 1.1}}, "importance.floor"),
     ],
 )
 def test_bad_settings_are_refused(options, place):

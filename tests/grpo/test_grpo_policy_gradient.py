@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.core.errors import UserError
 from harness.grpo import (
@@ -16,7 +14,6 @@ from harness.grpo import (
     compute_unclipped_loss,
 )
 
-SMALL = st.integers(-200, 200).map(lambda hundredths: hundredths / 100)
 HIGHER, DUAL = {"cliprange_high": 0.28}, {"dual_clip": 3.0}
 
 
@@ -62,22 +59,6 @@ def test_metadata_tells_the_two_clips_apart_and_carries_no_gradient():
     assert sorted(metadata) == ["clipped", "ratio"]
 
 
-@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(advantage=SMALL, log_ratio=SMALL, low=st.floats(0, 1), high=st.floats(0, 2), c=st.floats(1.01, 5))
-def test_clip_agrees_with_the_equation_and_clipped_means_the_loss_changed(advantage, log_ratio, low, high, c):
-    rho = math.exp(log_ratio)
-    objective = min(rho * advantage, min(max(rho, 1 - low), 1 + high) * advantage)
-    if advantage < 0:
-        objective = max(objective, c * advantage)
-    given_to = (torch.tensor([[value]], dtype=torch.float64) for value in (advantage, log_ratio, 0.0))
-    loss, metadata = compute_grpo_clip_loss(*given_to, low, cliprange_high=high, dual_clip=c)
-    assert loss.item() == pytest.approx(-objective, abs=1e-12)
-    if abs(objective - rho * advantage) > 1e-9:
-        assert metadata["clipped"].item()
-    if not metadata["clipped"].item():
-        assert loss.item() == pytest.approx(-rho * advantage, abs=1e-12)
-
-
 # p / p_old is 2 and 1/2 on the two tokens of each row.
 OLD = torch.tensor([[0.2, 0.6], [0.2, 0.6]]).log()
 NEW = torch.tensor([[0.4, 0.3], [0.4, 0.3]]).log()
@@ -120,13 +101,12 @@ def test_an_advantage_for_each_token_is_its_own():
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
-@pytest.mark.parametrize("log_ratio", [1000.0, math.inf, -1000.0, -math.inf])
-def test_an_absurd_ratio_gives_no_nan(advantage, log_ratio):
-    log_probs = torch.tensor([[log_ratio, 0.0]], requires_grad=True)
-    loss, _ = compute_grpo_clip_loss(torch.tensor([[advantage]]), log_probs, torch.zeros(1, 2), 0.2)
+def test_an_absurd_ratio_gives_no_nan(advantage):
+    log_probs = torch.tensor([[1000.0, math.inf, -1000.0, -math.inf, 0.0]], requires_grad=True)
+    loss, _ = compute_grpo_clip_loss(torch.tensor([[advantage]]), log_probs, torch.zeros(1, 5), 0.2)
     loss.sum().backward()
     assert loss.isfinite().all()
-    assert log_probs.grad.tolist() == [[0.0, -advantage]]
+    assert log_probs.grad.tolist() == [[0.0, 0.0, 0.0, 0.0, -advantage]]
 
 
 def test_half_precision_log_probs_are_computed_in_float32():

@@ -42,6 +42,8 @@ def test_three_rows_by_hand():
     assert [tensor.is_contiguous() for tensor in batch.values()] == [True, True, True]
     batch["input_ids"].fill_(7)
     assert batch["labels"].tolist()[0] == [2, 3, 4, 5]  # no memory is shared
+    unpadded = tokenize_prompt_and_output(["ab", "a"], ["c", "b"], LetterTokenizer(pad_token_id=None))
+    assert unpadded["labels"].tolist() == [[2, 3], [2, 50]]  # the end token stands in
     empty = tokenize_prompt_and_output([""], ["abc"], LetterTokenizer())  # the shift takes its first token
     assert (empty["labels"].tolist(), empty["response_mask"].tolist()) == ([[2, 3]], [[True, True]])
 
@@ -55,12 +57,6 @@ def test_a_hugging_face_tokenizer():
     batch = tokenize_prompt_and_output(["the"], ["mat"], tokenizer, prompt_special_tokens=True)
     assert batch["input_ids"].tolist() == [[0, 3]]  # <s> the
     assert batch["labels"].tolist() == [[3, 7]]
-
-
-def test_padding_falls_back_to_the_end_token():
-    batch = tokenize_prompt_and_output(["ab", "a"], ["c", "b"], LetterTokenizer(pad_token_id=None))
-    assert batch["input_ids"].tolist() == [[1, 2], [1, 2]]
-    assert batch["labels"].tolist() == [[2, 3], [2, 50]]
 
 
 def test_bad_input_is_refused():

@@ -10,8 +10,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.results import RunFolder
-from harness.scenario.load import load_scenario
-from tests.holdout.plan import PLAN, Plan, TierPlan, load_plan, read_measured
+from tests.holdout.plan import Plan, TierPlan, load_plan, read_measured
 
 Make = Callable[..., RunFolder]
 
@@ -74,18 +73,3 @@ def test_what_is_not_as_planned_is_refused(
         return
     with pytest.raises(UserError, match=told):
         read_measured(plan, tmp_path / "results")
-
-
-def test_the_committed_plan_is_the_one_that_was_dated() -> None:
-    """Arms, tiers and bounds as they were written down on 2026-11-21, before anything was measured."""
-    plan = load_plan()
-    assert (plan.chosen, plan.fit, plan.held_out) == ("2026-11-21", "calibration", "holdout")
-    assert {name: (tier.arms, tier.bound) for name, tier in plan.tiers.items()} == {
-        "inside": (("base", "batch_48", "k3", "groups_of_4", "tiny_96", "k4"), 0.05),
-        "strategy": (("lag1", "lag2_k2", "replay", "lag1_replay", "drop"), 0.10),
-        "transport": (("nixl", "gloo", "disk"), 0.10),
-        "size": (("course_48", "groups_of_4", "k3"), 0.15),
-    }
-    assert plan.tiers["size"].without == {"course_48": "course", "groups_of_4": "small", "k3": "small"}
-    assert (plan.bounds.stage, plan.bounds.coverage, plan.bounds.kendall_tau) == (0.10, (0.80, 0.97), 0.8)
-    assert set(plan.arms) == set(load_scenario(PLAN.with_name("holdout.yaml")).arms)

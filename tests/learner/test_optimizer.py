@@ -5,14 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
-    get_scheduler,
 )
 
 from harness.learner import PolicyTrainer, TrainerOptions
@@ -40,24 +38,6 @@ def test_the_share_of_each_optimizer_step() -> None:
     ):
         found = [schedule.share(number) for number in range(len(expected))]
         assert found == pytest.approx(expected, abs=1e-8), schedule
-
-
-def test_the_schedules_are_those_of_transformers() -> None:
-    for name, specific, schedule in (
-        ("constant", {}, Schedule()),
-        ("constant_with_warmup", {}, Schedule(warmup_steps=3)),
-        ("linear", {}, Schedule("linear", 3, 20)),
-        ("cosine_with_min_lr", {"min_lr_rate": 0.1}, Schedule("cosine", 3, 20, 0.1)),
-    ):
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
-        theirs = get_scheduler(name, optimizer, 3, 20, scheduler_specific_kwargs=specific)
-        rates = []
-        for _ in range(20):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            theirs.step()
-        found = [1e-3 * schedule.share(number) for number in range(20)]
-        assert found == pytest.approx(rates, rel=1e-12, abs=1e-18), name
 
 
 def rates_of(options: TrainerOptions, steps: range) -> list[list[float]]:

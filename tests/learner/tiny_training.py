@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,20 +45,64 @@ def changed(options: TrainerOptions, **changes: Any) -> TrainerOptions:
     return options
 
 
-def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[RolloutGroup, ...]:
+def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4, tokens: int = 17) -> tuple[RolloutGroup, ...]:
     """Groups of random responses of 1 to 8 tokens; the rewards of each are 0, 1, 1 and 0.5 in some order."""
     rng = np.random.default_rng(seed)
     made = []
     for prompt_id in range(num_groups):
         lengths = rng.integers(1, 9, group_size)
         completions = tuple(
-            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
+            Completion(rng.integers(0, tokens, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
             for length in lengths
         )
-        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, int(rng.integers(2, 6))), completions)
+        data = GroupData(Prompt("p", "g"), rng.integers(0, tokens, int(rng.integers(2, 6))), completions)
         rewards = tuple(float(reward) for reward in rng.permutation([0.0, 1.0, 1.0, 0.5])[:group_size])
         made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
     return tuple(made)
+
+
+def with_completions(
+    made: Sequence[RolloutGroup], change: Callable[[int, Completion], Completion]
+) -> tuple[RolloutGroup, ...]:
+    """The groups with other completions, each made of its number, counted through the groups, and the one there is."""
+    changed_groups, first = [], 0
+    for group in made:
+        assert group.data is not None
+        completions = tuple(change(first + place, each) for place, each in enumerate(group.data.completions))
+        changed_groups.append(replace(group, data=replace(group.data, completions=completions)))
+        first += len(completions)
+    return tuple(changed_groups)
+
+
+def truncated(made: Sequence[RolloutGroup], places: Collection[int]) -> tuple[RolloutGroup, ...]:
+    """The groups with the responses of these numbers cut at ``max_tokens``."""
+    return with_completions(
+        made, lambda number, each: replace(each, finish_reason="length") if number in places else each
+    )
+
+
+def plain_logits(model: DecoderLM, made: Sequence[RolloutGroup]) -> list[torch.Tensor]:
+    """Logits (T, V) that predict each response, from plain forward passes."""
+    found = []
+    for group in made:
+        assert group.data is not None
+        prompt = torch.as_tensor(group.data.prompt_token_ids)
+        for completion in group.data.completions:
+            ids = torch.cat((prompt, torch.as_tensor(completion.token_ids)))
+            found.append(model(ids[None]).logits[0, len(prompt) - 1 : -1])
+    return found
+
+
+def gradients(
+    made: tuple[RolloutGroup, ...], options: TrainerOptions, ends: tuple[int, ...] = ()
+) -> tuple[dict[str, torch.Tensor], Metrics]:
+    """The gradient of the one optimizer step of the options, not clipped, and the step's metrics."""
+    options = changed(options, optimizer__max_grad_norm=None)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, ends=ends)
+    seen: dict[str, torch.Tensor] = {}
+    weights = trainer.weights().items()
+    trainer.optimizer.register_step_pre_hook(lambda *_: seen.update({n: t.grad.clone() for n, t in weights}))  # type: ignore[union-attr]
+    return seen, train_on(trainer, [made])
 
 
 def train_on(
@@ -109,9 +153,11 @@ def train_on_parts(
     return metrics
 
 
-def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def trained(
+    options: TrainerOptions, steps: int = 1, batches: Sequence[tuple[RolloutGroup, ...]] | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Train from the same initial weights; return the weights and the last step's metrics."""
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
-    metrics = train_on(trainer, [groups(seed=step) for step in range(steps)])
+    metrics = train_on(trainer, batches or [groups(seed=step) for step in range(steps)])
     weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
     return weights, {name: metric.value for name, metric in metrics.items()}

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.models.config import ModelConfig
 from harness.models.policy import score_rows
 from harness.models.scoring import ScoreRequest, Scores
 from harness.models.shared_rows import padded_rows
 
+Model = TypeVar("Model", bound=nn.Module)
+SHAPE = ModelConfig(53, 32, 48, 2, 4, 2, 8, 64)
+"""A tiny model: 53 tokens, 2 layers of width 32 and 48, 4 query heads on 2 key heads of 8, a context of 64."""
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Operators(TorchDispatchMode):
+    """Remember which operators ran, in their order, and the types of the first operand of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.types = list[str](), dict[str, set[Any]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        self.types.setdefault(self.names[-1], set()).add(getattr(args[0], "dtype", None) if args else None)
+        return func(*args, **(kwargs or {}))
+
+
+def spread(model: Model, seed: int = 0, alpha: float = 0.15) -> Model:
+    """The model, with weights far enough from where they began for logits of several units and gains that are not 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
+    return model.eval()
 
 
 def make_batch(

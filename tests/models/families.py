@@ -48,7 +48,7 @@ class Family:
         config: its ``config.json`` but for the vocabulary and the ids of its special tokens.
         specials: special tokens of the tokenizer, in order.
         ends: those in ``eos_token_id`` of the two configs; one is written as a number, several as a list.
-        eos, bos, pad: of the tokenizer; None: it has none.
+        eos, bos, pad: of the tokenizer; None: the first of ``ends``, or that it has none.
         padding_rows: tokens of the vocabulary that the tokenizer does not have.
         beyond: special tokens of the tokenizer that the vocabulary does not have.
         sampling: sampling defaults in ``generation_config.json``.
@@ -56,13 +56,12 @@ class Family:
         other_head: the file holds an ``lm_head.weight`` of its own though the config ties it.
         no_prefix: what the names of the weights lack.
         buffers: masks and frequencies that older files hold beside the weights.
-        quirks: what is unusual about it, for the page.
     """
 
     config: Mapping[str, Any]
     specials: Sequence[str] = ("<|endoftext|>",)
     ends: Sequence[str] = ("<|endoftext|>",)
-    eos: str = "<|endoftext|>"
+    eos: str | None = None
     bos: str | None = None
     pad: str | None = None
     padding_rows: int = 0
@@ -72,7 +71,6 @@ class Family:
     other_head: bool = False
     no_prefix: str = ""
     buffers: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    quirks: str = ""
 
 
 _SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -93,7 +91,6 @@ _QWEN_TOKENS: dict[str, Any] = {
     "tokenizer_class": "Qwen2Tokenizer",
     "specials": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "ends": ("<|im_end|>", "<|endoftext|>"),
-    "eos": "<|im_end|>",
     "pad": "<|endoftext|>",
     "padding_rows": 21,
 }
@@ -108,7 +105,6 @@ _MISTRAL_TOKENS: dict[str, Any] = {
     "tokenizer_class": "LlamaTokenizer",
     "specials": ("<unk>", "<s>", "</s>"),
     "ends": ("</s>",),
-    "eos": "</s>",
     "bos": "<s>",
 }
 _GEMMA_TOKENS: dict[str, Any] = {
@@ -127,101 +123,88 @@ _OLMO = {**_GROUPED, **_SILU, "rms_norm_eps": 1e-6, "attention_bias": False, "ti
 _OLMO |= {"rope_theta": 500000, "torch_dtype": "float32"}
 
 FAMILIES: dict[str, Family] = {
-    "Llama 2": Family(
+    "Llama 2": Family(  # no rope_theta, no padding token
         {**_LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": False, "torch_dtype": "float16"}
         | {"rope_scaling": None},
         **_MISTRAL_TOKENS,
         sampling={"temperature": 0.6, "top_p": 0.9},
         buffers={f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (16,) for layer in range(2)},
-        quirks="no rope_theta, no padding token",
     ),
-    "Llama 3.2": Family(
+    "Llama 3.2": Family(  # tied, three ends, positions scaled as llama3
         {**_LLAMA, "head_dim": 32, "rope_theta": 500000.0, "tie_word_embeddings": True}
         | {"rope_scaling": {**_LLAMA_3, "original_max_position_embeddings": 16}},
         **_LLAMA_3_TOKENS,
-        quirks="tied, three ends, positions scaled as llama3",
     ),
-    "Llama 3.2 of transformers 5": Family(
+    "Llama 3.2 of transformers 5": Family(  # rope_parameters and dtype alone
         {name: value for name, value in _LLAMA.items() if name != "torch_dtype"}
         | {"head_dim": 32, "tie_word_embeddings": True, "dtype": "bfloat16", "transformers_version": "5.2.0"}
         | {"rope_parameters": {**_LLAMA_3, "rope_theta": 5e5, "original_max_position_embeddings": 16}},
         **_LLAMA_3_TOKENS,
         tokenizer_class="",
-        quirks="rope_parameters and dtype alone",
     ),
-    "Llama, tied, another head in the file": Family(
+    "Llama, tied, another head in the file": Family(  # the config ties what the file has twice
         {**_LLAMA, "rope_theta": 10000.0, "tie_word_embeddings": True},
         **_LLAMA_3_TOKENS,
         other_head=True,
-        quirks="the config ties what the file has twice",
     ),
-    "Llama, linear": Family(
+    "Llama, linear": Family(  # rope_scaling by its older key, a padding token beyond the vocabulary
         {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": {"type": "linear", "factor": 4.0}},
         **{**_MISTRAL_TOKENS, "specials": ("<unk>", "<s>", "</s>", "[PAD]")},
         pad="[PAD]",
         beyond=("[PAD]",),
-        quirks="rope_scaling by its older key, a padding token beyond the vocabulary",
     ),
-    "Llama, dynamic": Family(
+    "Llama, dynamic": Family(  # positions scaled by length, sampling defaults without sampling
         {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         **_MISTRAL_TOKENS,
         sampling={"temperature": 0.9, "top_p": 0.6, "do_sample": False},
-        quirks="positions scaled by length, sampling defaults without sampling",
     ),
     "Mistral v0.1": Family(
-        {**_MISTRAL, "sliding_window": 8, "rope_theta": 10000.0}, **_MISTRAL_TOKENS, quirks="a sliding window"
-    ),
+        {**_MISTRAL, "sliding_window": 8, "rope_theta": 10000.0}, **_MISTRAL_TOKENS
+    ),  # a sliding window
     "Mistral v0.3": Family(
         {**_MISTRAL, "sliding_window": None, "rope_theta": 1e6, "head_dim": None}, **_MISTRAL_TOKENS, padding_rows=1
     ),
-    "Qwen2 with windows": Family(
+    "Qwen2 with windows": Family(  # windows from the second layer on
         {**_QWEN_2, "tie_word_embeddings": False, "use_sliding_window": True, "sliding_window": 8}
         | {"max_window_layers": 1},
         **_QWEN_TOKENS,
-        quirks="windows from the second layer on",
     ),
-    "Qwen2.5": Family(
+    "Qwen2.5": Family(  # two ends, vocabulary padded
         {**_QWEN_2, "tie_word_embeddings": False},
         **_QWEN_TOKENS,
         sampling={"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
-        quirks="two ends, vocabulary padded",
     ),
-    "Qwen2 with YaRN": Family(
+    "Qwen2 with YaRN": Family(  # positions scaled as yarn
         {**_QWEN_2, "tie_word_embeddings": False, "rope_scaling": {**_YARN, "type": "yarn"}},
         **_QWEN_TOKENS,
-        quirks="positions scaled as yarn",
     ),
-    "Qwen3": Family(
+    "Qwen3": Family(  # norms of queries and keys
         {**_QWEN_3, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
         | {"sliding_window": None, "use_sliding_window": False},
         **_QWEN_TOKENS,
         sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95},
-        quirks="norms of queries and keys",
     ),
-    "Qwen3-MoE": Family(
+    "Qwen3-MoE": Family(  # experts
         {**_QWEN_3, **_MOE, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
         | {"tie_word_embeddings": False, "sliding_window": None, "use_sliding_window": False},
         **_QWEN_TOKENS,
-        quirks="experts",
     ),
-    "Qwen3-Next": Family(
+    "Qwen3-Next": Family(  # linear attention, partial rotary, experts
         {**_QWEN_3, **_MOE, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
         | {"num_hidden_layers": 4, "full_attention_interval": 4, "partial_rotary_factor": 0.25, "head_dim": 32}
         | {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
         | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "shared_expert_intermediate_size": 32}
         | {"tie_word_embeddings": False, "rope_theta": 1e7},
         **_QWEN_TOKENS,
-        quirks="linear attention, partial rotary, experts",
     ),
-    "Gemma 2": Family(
+    "Gemma 2": Family(  # soft caps of attention and logits, windows in every second layer
         {**_GEMMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
         | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "rope_theta": 10000.0}
         | {"cache_implementation": "hybrid", "torch_dtype": "float32"},
         **_GEMMA_TOKENS,
         ends=("<eos>", "<end_of_turn>"),
-        quirks="soft caps of attention and logits, windows in every second layer",
     ),
-    "Gemma 3 (1b)": Family(
+    "Gemma 3 (1b)": Family(  # an added token beyond the vocabulary, two bases of positions, windows
         {**_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3}
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_theta": 1e6}
         | {"rope_local_base_freq": 10000, "rope_scaling": None, "sliding_window_pattern": 2, "num_key_value_heads": 1}
@@ -230,9 +213,8 @@ FAMILIES: dict[str, Family] = {
         ends=("<eos>", "<end_of_turn>"),
         sampling={"top_k": 64, "top_p": 0.95},
         beyond=("<image_soft_token>",),
-        quirks="an added token beyond the vocabulary, two bases of positions, windows",
     ),
-    "Phi-4-mini": Family(
+    "Phi-4-mini": Family(  # longrope, partial rotary
         {**_GROUPED, **_SILU, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}
         | {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
         | {"mlp_bias": False, "attention_bias": False}
@@ -242,23 +224,21 @@ FAMILIES: dict[str, Family] = {
         bos="<|endoftext|>",
         pad="<|endoftext|>",
         ends=("<|end|>", "<|endoftext|>"),
+        eos="<|endoftext|>",
         padding_rows=7,
         tokenizer_class="GPT2Tokenizer",
-        quirks="longrope, partial rotary",
     ),
-    "Granite": Family(
+    "Granite": Family(  # four multipliers
         {**_GROUPED, **_SILU, "model_type": "granite", "architectures": ["GraniteForCausalLM"], "mlp_bias": False}
         | {"attention_bias": False, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
         | {"attention_multiplier": 0.0625, "rope_theta": 5e6, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
         specials=("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
         ends=("<|end_of_text|>",),
-        eos="<|end_of_text|>",
         bos="<|end_of_text|>",
         pad="<|end_of_text|>",
         tokenizer_class="GPT2Tokenizer",
-        quirks="four multipliers",
     ),
-    "Cohere2": Family(
+    "Cohere2": Family(  # logits scaled, layers without positions, windows
         {**_GROUPED, "hidden_act": "silu", "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"]}
         | {"layer_norm_eps": 1e-5, "logit_scale": 0.25, "rope_theta": 50000, "sliding_window": 8, "head_dim": 32}
         | {"sliding_window_pattern": 2, "num_hidden_layers": 3, "order_of_interleaved_layers": "local_attn_first"}
@@ -267,45 +247,38 @@ FAMILIES: dict[str, Family] = {
         | {"torch_dtype": "bfloat16"},
         specials=("<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
         ends=("<|END_OF_TURN_TOKEN|>",),
-        eos="<|END_OF_TURN_TOKEN|>",
         bos="<BOS_TOKEN>",
         pad="<PAD>",
         tokenizer_class="CohereTokenizer",
-        quirks="logits scaled, layers without positions, windows",
     ),
-    "OLMo 2": Family(
+    "OLMo 2": Family(  # norms behind the layers and of queries and keys
         {**_OLMO, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "num_key_value_heads": 4},
         specials=("<|endoftext|>", "<|pad|>2"),
         pad="<|pad|>2",
         padding_rows=75,
         tokenizer_class="GPT2Tokenizer",
-        quirks="norms behind the layers and of queries and keys",
     ),
-    "OLMo 3": Family(
+    "OLMo 3": Family(  # windows, yarn in the full layers alone
         {**_OLMO, "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "sliding_window": 8}
         | {"layer_types": ["sliding_attention", "full_attention"], "torch_dtype": "bfloat16"}
         | {"rope_scaling": {**_YARN, "attention_factor": 1.2, "beta_fast": 32, "beta_slow": 1, "rope_type": "yarn"}},
         specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>2"),
         ends=("<|im_end|>", "<|endoftext|>"),
-        eos="<|im_end|>",
         pad="<|pad|>2",
         padding_rows=11,
         tokenizer_class="GPT2Tokenizer",
-        quirks="windows, yarn in the full layers alone",
     ),
-    "SmolLM3": Family(
+    "SmolLM3": Family(  # layers without positions
         {**_GROUPED, **_SILU, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "rope_theta": 5e6}
         | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2, "layer_types": ["full_attention"] * 2}
         | {"attention_bias": False, "use_sliding_window": False, "sliding_window": None, "max_window_layers": 28}
         | {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "rope_scaling": None, "mlp_bias": False},
         specials=("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|pad|>2"),
         ends=("<|im_end|>",),
-        eos="<|im_end|>",
         bos="<|begin_of_text|>",
         pad="<|pad|>2",
-        quirks="layers without positions",
     ),
-    "GPT-2": Family(
+    "GPT-2": Family(  # learned positions, dropout
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 2}
         | {"n_ctx": 512, "n_positions": 512, "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1}
         | {"attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "vocab_size": 0},
@@ -313,9 +286,8 @@ FAMILIES: dict[str, Family] = {
         tokenizer_class="GPT2Tokenizer",
         no_prefix="transformer.",
         buffers={f"h.{layer}.attn.bias": (1, 1, 512, 512) for layer in range(2)},
-        quirks="learned positions, dropout",
     ),
-    "GPT-OSS": Family(
+    "GPT-OSS": Family(  # attention sinks, windows, experts with biases, yarn
         {**_GROUPED, "hidden_act": "silu", "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
         | {"head_dim": 32, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
         | {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_per_token": 2, "intermediate_size": 32}
@@ -324,26 +296,22 @@ FAMILIES: dict[str, Family] = {
         | {"initial_context_length": 16, "tie_word_embeddings": False, "attention_dropout": 0.0},
         specials=("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|call|>"),
         ends=("<|return|>", "<|endoftext|>", "<|call|>"),
-        eos="<|return|>",
         bos="<|startoftext|>",
         pad="<|endoftext|>",
         padding_rows=5,
-        quirks="attention sinks, windows, experts with biases, yarn",
     ),
-    "LFM2": Family(
+    "LFM2": Family(  # short convolutions
         {**_GROUPED, "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "norm_eps": 1e-5, "conv_L_cache": 3}
         | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": False}
         | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32}
         | {"rope_theta": 1e6, "tie_embedding": True, "torch_dtype": "bfloat16", "block_ff_dim": 96, "block_dim": 128},
         specials=("<|pad|>2", "<|startoftext|>", "<|endoftext|>", "<|im_end|>"),
         ends=("<|im_end|>",),
-        eos="<|im_end|>",
         bos="<|startoftext|>",
         pad="<|pad|>2",
         padding_rows=3,
-        quirks="short convolutions",
     ),
-    "GLM-4": Family(
+    "GLM-4": Family(  # partial rotary, norms behind the layers
         {**_GROUPED, **_SILU, "model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.5}
         | {"head_dim": 32, "attention_bias": False, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}
         | {"tie_word_embeddings": False},
@@ -351,9 +319,8 @@ FAMILIES: dict[str, Family] = {
         ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
         pad="<|endoftext|>",
         padding_rows=9,
-        quirks="partial rotary, norms behind the layers",
     ),
-    "Pythia": Family(
+    "Pythia": Family(  # rotary_pct, parallel layers, biases
         {**_SIZES, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu"}
         | {"max_position_embeddings": 512, "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "rotary_emb_base": 20000}
         | {"use_parallel_residual": True, "tie_word_embeddings": False, "torch_dtype": "float16"},
@@ -363,9 +330,8 @@ FAMILIES: dict[str, Family] = {
         buffers={
             f"gpt_neox.layers.{layer}.attention.{name}": shape for layer in range(2) for name, shape in _MASKS.items()
         },
-        quirks="rotary_pct, parallel layers, biases",
     ),
-    "DeepSeek V3": Family(
+    "DeepSeek V3": Family(  # latent attention, experts in groups, yarn
         {**_GROUPED, **_SILU, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
         | {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16}
         | {"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2}
@@ -376,12 +342,10 @@ FAMILIES: dict[str, Family] = {
         | {"attention_bias": False, "ep_size": 1, "torch_dtype": "bfloat16"},
         specials=("<|begin_of_sentence|>", "<|end_of_sentence|>"),
         ends=("<|end_of_sentence|>",),
-        eos="<|end_of_sentence|>",
         bos="<|begin_of_sentence|>",
         pad="<|end_of_sentence|>",
         padding_rows=4,
         tokenizer_class="LlamaTokenizerFast",
-        quirks="latent attention, experts in groups, yarn",
     ),
 }
 
@@ -415,7 +379,7 @@ def tokenizer_of(family: Family) -> Tokenizer:
     else:
         tokenizer = Tokenizer.from_str(_of_bytes())
     tokenizer.add_special_tokens(list(family.specials))
-    if family.bos is not None and family.bos != family.eos:
+    if family.bos is not None and family.bos != (family.eos or family.ends[0]):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{family.bos} $A",
             pair=f"{family.bos} $A {family.bos} $B",
@@ -426,7 +390,7 @@ def tokenizer_of(family: Family) -> Tokenizer:
 
 def _write_tokenizer(family: Family, tokenizer: Tokenizer, folder: Path) -> None:
     """Write it as transformers 4 did, or without a class as transformers 5 does."""
-    names = {"eos_token": family.eos, "bos_token": family.bos, "pad_token": family.pad}
+    names = {"eos_token": family.eos or family.ends[0], "bos_token": family.bos, "pad_token": family.pad}
     special = {name: text for name, text in names.items() if text is not None}
     if not family.tokenizer_class:
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
@@ -501,7 +465,7 @@ def _with_wide_weights(model: Any) -> Any:
 
 
 PROMPT_LENGTHS = (5, 19, 12)
-SAMPLES, TOKENS = 3, 14
+SAMPLES, TOKENS = 2, 14
 PROBE = "What is that here?"
 """A text that every family's tokenizer knows."""
 
@@ -516,7 +480,6 @@ class Measured:
         scoring: greatest difference of the Learner's, over all its layouts.
         gradients: greatest relative difference of a parameter's gradient.
         saved: greatest difference of the saved folder's log-probs.
-        layout: why the Learner runs padded rows; empty where responses share a row with their prompt.
     """
 
     own: bool
@@ -524,7 +487,6 @@ class Measured:
     scoring: float
     gradients: float
     saved: float
-    layout: str
 
 
 def prompts_of(vocabulary: int) -> list[list[int]]:
@@ -567,13 +529,13 @@ def measure(folder: Path) -> Measured:
     groups = engine.generate(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS), 0)
     of_rows = [prompt for prompt in prompts for _ in range(SAMPLES)]
     sampled = [completion for group in groups for completion in group]
+    all_tokens = [one.token_ids.tolist() for one in sampled]
     # rows of unlike lengths, as responses that end early are
-    responses = [one.token_ids.tolist()[: max(1, TOKENS - 5 * row % 9)] for row, one in enumerate(sampled)]
-    with torch.no_grad():
-        whole = reference_log_probs(reference, of_rows, [one.token_ids.tolist() for one in sampled])
-    expected = reference_log_probs(reference, of_rows, responses)
+    responses = [tokens[: max(1, TOKENS - 5 * row % 9)] for row, tokens in enumerate(all_tokens)]
+    whole = reference_log_probs(reference, of_rows, all_tokens)
+    expected = [row[: len(response)] for row, response in zip(whole, responses, strict=True)]
     (-torch.cat(expected).mean()).backward()
-    expected = [row.detach() for row in expected]
+    whole, expected = ([row.detach() for row in rows] for rows in (whole, expected))
     of_engine = max(gap([one.log_probs for one in sampled], whole), gap(engine.score(of_rows, responses), expected))
     batch = _batch(prompts, responses)
     mask_BT, lengths = batch[3], [len(response) for response in responses]
@@ -591,9 +553,9 @@ def measure(folder: Path) -> Measured:
             layouts.append(score_rows(model, shared_rows(request, layout, torch.float32), request)[0])
         scoring = max(gap(each_BT[mask_BT].split(lengths), expected) for each_BT in layouts)
         save_policy(model, tokenizer, folder / "saved")
-        saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, responses), expected)
+        saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, all_tokens), whole)
     gradients = _gradient_gap(model, reference)
-    return Measured(own, of_engine, max(scoring, gap(alone, expected)), gradients, saved, "packed" if own else why)
+    return Measured(own, of_engine, max(scoring, gap(alone, expected)), gradients, saved)
 
 
 def _batch(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -616,15 +578,14 @@ def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
 
 
 def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[str, Any]]:
-    """Open folders with the transformers of another Python; what it found is kept in ``out``, and read from there.
+    """Open folders with the transformers of another Python, which writes what it found to ``out``.
 
     Returns:
         Of each folder, by its path: ``log_probs`` of a row of tokens, by the reference attention, and ``ids`` of
         ``PROBE``; or ``error``, of the first that it could not open.
     """
-    if not out.exists():
-        command = [python, Path(__file__).with_name("reopen.py"), out, PROBE, *folders]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-        subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
+    command = [python, Path(__file__).with_name("reopen.py"), out, PROBE, *folders]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
     found: dict[str, dict[str, Any]] = torch.load(out)
     return found

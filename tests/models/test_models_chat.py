@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from harness.core.errors import UserError
 from harness.models.chat import added_start, asks_date, chat_encoder, on_date, template_digest, text_encoder
-from harness.models.make_folder import main
-from harness.models.storage import load_tokenizer
 from harness.models.tokenizer import EOS_TOKEN, train_tokenizer
 
 TEMPLATE = (
@@ -58,16 +55,6 @@ def test_a_tokenizer_without_a_template_or_with_one_that_refuses_or_drops_a_syst
         assert caught.value.where == "task.system_prompt"
 
 
-def test_a_made_folder_may_have_a_chat_template(tmp_path: Path) -> None:
-    made = ["--shape", "tiny-qwen2", "--layers", "1", "--vocab", "512", "--dtype", "float32"]
-    assert main([*made, "--chat", "-o", str(tmp_path / "chat")]) == 0
-    tokenizer = load_tokenizer(tmp_path / "chat")
-    written = tokenizer.decode(chat_encoder(tokenizer, "Be brief.")("Why?"))
-    assert written == "[system] Be brief.\n[user] Why?\n[assistant] "
-    assert main([*made, "-o", str(tmp_path / "plain")]) == 0
-    assert load_tokenizer(tmp_path / "plain").chat_template is None
-
-
 LLAMA_3_2 = (
     "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
     "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}"
@@ -90,9 +77,6 @@ def test_a_template_that_writes_todays_date_writes_that_of_the_run(tokenizer, te
         next_day = chat_encoder(tokenizer)
         assert tokenizer.decode(encode("red")) == f"{written}[user says red][model says"
     assert (next_day("red") == encode("red")) == (not written)
-    if not written:
-        turns = [{"role": "user", "content": "red"}]
-        assert encode("red") == tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
 
 
 def test_the_digest_of_a_template_is_of_what_it_writes_on_a_fixed_day(tokenizer) -> None:
@@ -111,8 +95,7 @@ def test_the_digest_of_a_template_is_of_what_it_writes_on_a_fixed_day(tokenizer)
     assert len({*others, digest(TEMPLATE, "Be kind.")}) == 6
     refused = [digest("{{ raise_exception('" + why + "') }}") for why in ("no", "not so")]  # in words of a version
     assert refused[0] == refused[1]
-    history = "{% if messages | length > 2 %}again {% endif %}" + TEMPLATE
-    assert digest(history) != digest(TEMPLATE)
+    assert digest("{% if messages | length > 2 %}again {% endif %}" + TEMPLATE) != digest(TEMPLATE)
 
 
 def adds_start(tokenizer):

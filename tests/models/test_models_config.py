@@ -74,9 +74,8 @@ def test_rope_bases_and_scalings_are_read_in_both_spellings():
     assert (default.rope_theta, default.rope_scaling) == (5e5, None)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_what_the_own_model_cannot_run_is_refused_by_name():
+    for change, named in (
         ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
         ({"model_type": "mistral"}, "sliding_window is 4096"),
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 512}, "sliding_window is 512"),
@@ -92,14 +91,12 @@ def test_rope_bases_and_scalings_are_read_in_both_spellings():
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
         ({"vocab_size": None}, "vocab_size is None, must be an integer"),
         ({"hidden_size": "64"}, "hidden_size is '64', must be an integer"),
-    ],
-)
-def test_what_the_own_model_cannot_run_is_refused_by_name(change, named):
-    with pytest.raises(UserError) as caught:
-        ModelConfig.from_hf(llama(**change), where="folder/config.json")
-    assert named in caught.value.what
-    assert caught.value.where == "folder/config.json"
-    assert caught.value.fix
+        ({"rms_norm_eps": [1]}, "a value is of the wrong kind"),
+    ):
+        with pytest.raises(UserError) as caught:
+            ModelConfig.from_hf(llama(**change), where="folder/config.json")
+        assert named in caught.value.what
+        assert (caught.value.where, bool(caught.value.fix)) == ("folder/config.json", True), named
 
 
 def test_impossible_shapes_are_refused():

@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.models.config import PRESETS, ModelConfig, RopeScaling
-from harness.models.decoder import DecoderLM, rotate, rotation_at
-from harness.models.layers import attention, bias_from, rms_norm
+from harness.models.decoder import DecoderLM
+from harness.models.layers import attention, bias_from
 from harness.models.published import PUBLISHED
 
 SHAPE = ModelConfig(
@@ -28,14 +27,11 @@ SHAPE = ModelConfig(
 )
 SHAPES = {
     "grouped, tied": SHAPE,
-    "grouped, untied": dataclasses.replace(SHAPE, tie_word_embeddings=False),
     "one key head for each query head": dataclasses.replace(SHAPE, num_key_value_heads=6),
     "one key head for all": dataclasses.replace(SHAPE, num_key_value_heads=1),
     "mistral": dataclasses.replace(SHAPE, model_type="mistral", tie_word_embeddings=False),
-    "qwen2, tied": dataclasses.replace(SHAPE, model_type="qwen2"),
     "qwen2, untied": dataclasses.replace(SHAPE, model_type="qwen2", tie_word_embeddings=False),
     "qwen3, tied": dataclasses.replace(SHAPE, model_type="qwen3"),
-    "qwen3, untied": dataclasses.replace(SHAPE, model_type="qwen3", tie_word_embeddings=False),
     # wavelengths from 6 to 2,200 tokens of a first context of 16: below, between and above both bounds
     "llama 3.1": dataclasses.replace(SHAPE, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 16)),
     "qwen2, positions divided": dataclasses.replace(SHAPE, model_type="qwen2", rope_scaling=RopeScaling("linear", 4.0)),
@@ -71,7 +67,6 @@ def as_theirs(model):
 
 
 # float32 rounds logits of 8 to 1e-6, and kernels of one CPU differ from those of another by some of these
-# float32 rounds logits of 8 to 1e-6, and kernels of one CPU differ from those of another by some of these
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_logits_of_whole_and_padded_rows_equal_those_of_transformers(shape):
     model = own_model(shape)
@@ -89,7 +84,7 @@ def test_logits_of_whole_and_padded_rows_equal_those_of_transformers(shape):
 
 
 def test_parameters_have_the_names_shapes_and_number_of_transformers():
-    published = {name: ModelConfig.from_hf(config) for name, config in PUBLISHED.items()}
+    published = {name: ModelConfig.from_hf({**config, "num_hidden_layers": 2}) for name, config in PUBLISHED.items()}
     for kind, shape in {**PRESETS, **published, **SHAPES}.items():
         with torch.device("meta"):
             model, theirs = DecoderLM(shape, seed=None), of_transformers(shape)
@@ -114,31 +109,10 @@ def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():
         assert weight.dim() == 1 or not torch.equal(weight, other.state_dict()[name]), name
     gate = first.model.layers[0].mlp.gate_proj.weight
     assert gate.std().item() == pytest.approx(0.02, rel=0.05)  # 3,840 draws: relative error 1 / sqrt(2 * 3840) = 1.1%
-    for kind in ("qwen2, tied", "qwen3, tied"):  # biases start at 0, gains at 1
+    for kind in ("qwen2, untied", "qwen3, tied"):  # biases start at 0, gains at 1
         rows = {name: weight for name, weight in DecoderLM(SHAPES[kind]).state_dict().items() if weight.dim() == 1}
         assert all(torch.equal(row, torch.full_like(row, not name.endswith("bias"))) for name, row in rows.items())
         assert any(name.endswith(("bias", "q_norm.weight")) for name in rows)
-
-
-def test_rotation_by_hand():
-    shape = dataclasses.replace(SHAPE, head_dim=4, rope_theta=100.0)
-    rotation = rotation_at(torch.tensor([3]), shape)
-    # angles 3 * 100^(-0/4) = 3 and 3 * 100^(-2/4) = 0.3; pairs (x0, x2) and (x1, x3)
-    torch.testing.assert_close(rotation[0].flatten(), torch.tensor([3.0, 0.3]).cos())
-    turned = rotate(torch.tensor([[[1.0, 0.0, 0.0, 2.0]]]), rotation).flatten()
-    # (1, 0) by 3 -> (cos 3, sin 3); (0, 2) by 0.3 -> (-2 sin 0.3, 2 cos 0.3)
-    torch.testing.assert_close(turned, torch.tensor([-0.9899925, -0.5910404, 0.1411200, 1.9106730]))
-
-
-def test_norm_and_its_gradient_equal_torchs():
-    x = torch.randn(5, 7, 12, generator=seeded()).requires_grad_()
-    weight = torch.randn(12, generator=seeded(1)).requires_grad_()
-    grad = torch.randn(5, 7, 12, generator=seeded(2))
-    own, reference = rms_norm(x, weight, 1e-3), F.rms_norm(x, (12,), weight, 1e-3)
-    torch.testing.assert_close(own, reference, rtol=1e-6, atol=1e-6)
-    found = torch.autograd.grad(own, (x, weight), grad)
-    expected = torch.autograd.grad(reference, (x, weight), grad)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_both_attention_kernels_agree_with_gradients():

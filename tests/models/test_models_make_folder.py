@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
+from harness.models.chat import chat_encoder
 from harness.models.decoder import DecoderLM
-from harness.models.make_folder import main, make_folder, require_space, shape_config
+from harness.models.make_folder import main, make_folder, require_space
 from harness.models.storage import load_policy
-
-SHAPE = "qwen2.5-math-1.5b"
 
 
 def test_the_folder_is_a_qwen2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--shape", "tiny-qwen2", "--layers", "2", "-o", str(tmp_path / "model")]) == 0
+    assert main(["--shape", "tiny-qwen2", "--layers", "2", "--chat", "-o", str(tmp_path / "model")]) == 0
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config["model_type"], config["num_hidden_layers"], config["dtype"]) == ("qwen2", 2, "bfloat16")
     model, tokenizer = load_policy(tmp_path / "model")
@@ -33,25 +32,20 @@ def test_the_folder_is_a_qwen2(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert tokenizer.decode(tokenizer.encode("12 + 34 = é")) == "12 + 34 = é"
     assert tokenizer.eos_token_id == config["eos_token_id"]
     assert len(tokenizer) <= 1024 < config["vocab_size"]
+    written = tokenizer.decode(chat_encoder(tokenizer, "Be brief.")("Why?"))
+    assert written == "[system] Be brief.\n[user] Why?\n[assistant] "
 
 
 def test_the_seed_decides_about_the_weights(tmp_path: Path) -> None:
     weights = []
     for number, seed in enumerate((0, 0, 1)):
         make_folder("tiny-qwen2", tmp_path / str(number), layers=1, seed=seed)
-        model, _ = load_policy(tmp_path / str(number))
+        model, tokenizer = load_policy(tmp_path / str(number))
+        assert tokenizer.chat_template is None
         weights.append(model.get_parameter("model.layers.0.mlp.up_proj.weight"))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert float(weights[0].detach().std()) == pytest.approx(0.02, rel=0.05)  # initializer_range of the public config
-
-
-def test_the_public_config_is_as_published() -> None:
-    # https://huggingface.co/Qwen/Qwen2.5-Math-1.5B/blob/main/config.json
-    sizes = {"num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151936}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    positions = {"max_position_embeddings": 4096, "rope_theta": 10000.0}
-    assert {**sizes, **heads, **positions}.items() <= shape_config(SHAPE).items()
 
 
 def test_what_cannot_be_made_is_refused_and_nothing_is_overwritten(

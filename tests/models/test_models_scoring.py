@@ -1,27 +1,17 @@
 """Entropy with and without gradient, also where logits are minus infinity, and a token that cannot be sampled."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.head import score_hidden
 from harness.models.policy import policy_log_probs
 from harness.models.scoring import TokenBan, score_tokens
-from tests.models.batches import padded_response_log_probs
+from tests.models.batches import SHAPE, padded_response_log_probs
 
-CONFIG = ModelConfig(
-    vocab_size=11,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=32,
-)
 LOGITS = torch.tensor([[0.0, math.log(3.0), -math.inf], [1.0, 1.0, 1.0]])  # 1/4 3/4 0, and a third each
 TOKENS = torch.tensor([1, 2])
 
@@ -62,19 +52,13 @@ def test_scores_entropies_and_their_gradients_are_those_of_the_definition_in_pie
             torch.testing.assert_close(one, wanted, atol=1e-12, rtol=1e-9)
 
 
-def test_a_ban_is_on_the_first_tokens_of_each_response():
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    assert TokenBan((7, 0), 2).of_tokens(mask).tolist() == [[7, 7, -1, 7], [0, 0, -1, 0]]
-
-
 def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature):
     """log softmax of the logits with minus infinity at the token, row by row through a plain forward pass."""
     rows = []
     for row, prompt in enumerate(index.tolist()):
         tokens = responses[row][mask[row]]
         ids = torch.cat((prompts[prompt, : lengths[prompt]], tokens))
-        logits = model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature
-        logits = logits.clone()
+        logits = (model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature).clone()
         logits[: ban.first, ban.token_ids] = -math.inf
         rows.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
     return torch.cat(rows)
@@ -83,7 +67,7 @@ def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, tempera
 @pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
 @pytest.mark.parametrize(("temperature", "banned"), [(1.0, (10,)), (0.7, (0, 10))])
 def test_what_the_engine_banned_the_learner_leaves_out_exactly(score, temperature, banned):
-    model = DecoderLM(CONFIG, seed=0).eval()
+    model = DecoderLM(replace(SHAPE, vocab_size=11))
     random = torch.Generator().manual_seed(1)
     prompts, lengths = torch.randint(1, 10, (2, 4), generator=random), torch.tensor([4, 2])
     responses, index = torch.randint(1, 10, (3, 5), generator=random), torch.tensor([0, 1, 1])

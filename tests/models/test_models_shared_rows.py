@@ -17,7 +17,15 @@ from harness.models.head import has_plain_head
 from harness.models.policy import ScoringModel, policy_log_probs, score_rows, why_padded
 from harness.models.scoring import ScoreRequest, TokenBan
 from harness.models.shared_rows import cheapest_layout, lay_out, shared_rows
-from tests.models.batches import Batch, assert_equal, gradients, make_batch, padded_response_log_probs, row_by_row
+from tests.models.batches import (
+    Batch,
+    assert_equal,
+    gradients,
+    make_batch,
+    padded_response_log_probs,
+    row_by_row,
+    spread,
+)
 
 LAYERS = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS = {**LAYERS, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -58,13 +66,8 @@ def made(kind: str, values: dict[str, Any], attention: str | None = None) -> nn.
     """A small model with weights spread widely enough for logits far from uniform."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, bos_token_id=1, eos_token_id=2, **values)
-    model: nn.Module = AutoModelForCausalLM.from_config(
-        config, trust_remote_code=False, attn_implementation=attention
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.15)
-    return model
+    model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=attention)
+    return spread(model)
 
 
 def shapes_run(model: nn.Module) -> list[tuple[int, ...]]:
@@ -179,17 +182,6 @@ def test_entropy_and_banned_tokens_through_the_scoring_model(name, entropy_gradi
     assert_equal(gradients(model, sums[0]), gradients(model, sums[1]), 1e-12)
 
 
-def test_autocast_still_gives_every_weight_its_gradient():
-    model, batch = made(*SHARED["gpt2, learned positions"]), make_batch(*RAGGED)
-    with torch.autocast("cpu", torch.bfloat16):
-        log_probs_BT, _ = policy_log_probs(model, *batch)
-        assert why_padded(model) == ""
-        expected_BT, _ = padded_response_log_probs(model, *batch)
-    log_probs_BT.sum().backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-    assert (log_probs_BT - expected_BT).abs().max() < 0.25  # bfloat16 keeps 8 bits, logits are of size 8
-
-
 def test_checkpointed_layers_share_rows_too():
     model, batch = in_float64(made(*SHARED["llama with biases"])), make_batch(*RAGGED)
     expected_BT, _ = padded_response_log_probs(model, *batch)
@@ -226,7 +218,7 @@ def drawn_batch(data, most):
     return prompts, *map(list, zip(*rows, strict=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_shared_rows_never_take_more_tokens(data):
     prompts, lengths, index = drawn_batch(data, 40)
@@ -238,7 +230,7 @@ def test_shared_rows_never_take_more_tokens(data):
         assert layout.cost(64) < unshared.cost(64)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_values_equal_padded_rows_for_any_lengths_and_any_number_in_a_row(data):
     lengths = drawn_batch(data, 9)

@@ -36,12 +36,8 @@ def folder(tmp_path):
 
 
 def test_only_whole_files_and_no_pickle_are_left_and_no_older_weights(folder):
-    for kept, text in (
-        ("notes.txt", "mine"),
-        ("model-00001-of-00002.safetensors", ""),
-        ("model.safetensors.index.json", ""),
-    ):
-        (folder / kept).write_text(text)
+    for kept in ("notes.txt", "model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+        (folder / kept).write_text("mine")
     save_policy(DecoderLM(SHAPE, seed=1), TOKENIZER, folder)  # over the first
     written = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*written, "notes.txt"])
@@ -134,14 +130,9 @@ def test_sharded_weights_are_read(tmp_path):
     torch.testing.assert_close(model(IDS).logits, llama(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_llama_the_own_model_cannot_run_is_left_to_transformers(tmp_path):
-    config = LlamaConfig.from_dict(SHAPE.to_hf())
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    TOKENIZER.save_pretrained(tmp_path)
-    model, _ = load_policy(tmp_path)
-    assert type(model) is LlamaForCausalLM
-    assert not model.training
+def changed(folder, name="config.json", **changes):
+    """Change values of a JSON file of a folder."""
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
 
 
 def damaged(name, content=None):
@@ -197,11 +188,6 @@ def test_missing_and_misshapen_tensors_are_named(folder):
 GATE, OTHER_GATE = (f"model.layers.{layer}.mlp.gate_proj.weight" for layer in (0, 1))
 
 
-def with_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 
@@ -223,7 +209,7 @@ def test_weights_that_would_be_taken_in_silence_are_named(folder, runs_it, chang
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if runs_it == "transformers":
-        with_config(folder, rope_parameters=DYNAMIC)
+        changed(folder, rope_parameters=DYNAMIC)
     with pytest.raises(UserError, match=what) as caught:
         load_policy(folder)
     assert caught.value.where.startswith(str(folder))
@@ -231,7 +217,8 @@ def test_weights_that_would_be_taken_in_silence_are_named(folder, runs_it, chang
 
 @pytest.mark.parametrize("runs_it", ["own", "transformers"])
 def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it):
-    config = json.loads((folder / "config.json").read_text())
+    dynamic = {"rope_parameters": DYNAMIC} if runs_it == "transformers" else {}
+    before = (folder / "config.json").read_text()
     for name, value, most in (
         ("num_hidden_layers", 0, 1000),
         ("num_hidden_layers", 1001, 1000),
@@ -239,15 +226,16 @@ def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it)
         ("vocab_size", 10**400, 2**24),
         ("max_position_embeddings", -1, 2**31),
     ):
-        dynamic = {"rope_parameters": DYNAMIC} if runs_it == "transformers" else {}
-        (folder / "config.json").write_text(json.dumps({**config, **dynamic, name: value}))
+        (folder / "config.json").write_text(before)
+        changed(folder, **dynamic, **{name: value})
         with pytest.raises(UserError, match=f"{name} is .*, must be from 1 to {most}"):
             load_policy(folder)
 
 
-@pytest.mark.parametrize(
-    ("index", "what"),
-    [
+def test_an_index_of_weights_names_files_of_its_folder(folder):
+    os.rename(folder / "model.safetensors", folder / "model-1.safetensors")
+    place = folder / "model.safetensors.index.json"
+    for index, what in (
         ("{}", "has no weight_map from tensors to files"),
         ("[]", "holds no object"),
         ("xx", "is not JSON"),
@@ -255,15 +243,12 @@ def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it)
         ('{"weight_map": {"a": 3}}', "has no weight_map from tensors to files"),
         ('{"weight_map": {"a": "../../etc/passwd"}}', "names 'passwd', which is no safetensors file of this folder"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "names 'gone.safetensors', which is no safetensors file"),
-    ],
-)
-def test_an_index_of_weights_names_files_of_its_folder(folder, index, what):
-    os.rename(folder / "model.safetensors", folder / "model-1.safetensors")
-    (folder / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(UserError) as caught:
-        load_policy(folder)
-    assert what in caught.value.what
-    assert caught.value.where == str(folder / "model.safetensors.index.json")
+    ):
+        place.write_text(index)
+        with pytest.raises(UserError) as caught:
+            load_policy(folder)
+        assert what in caught.value.what, index[:40]
+        assert caught.value.where == str(place)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -307,7 +292,7 @@ def test_code_in_a_model_folder_never_runs_whatever_is_typed(folder, tmp_path, m
     """transformers would ask on the terminal, and run the code on a y."""
     marker = tmp_path / "it_ran"
     (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
-    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | own))
+    changed(folder, name, **own)
     typed = io.StringIO("y\n" * 4)
     monkeypatch.setattr(sys, "stdin", typed)
     with pytest.raises(UserError, match=r"run code of its own \(auto_map") as refused:

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from harness.core.errors import UserError
+from harness.models.sorting import NumberTokenizer
 from harness.models.tokenizer import tokenizer_digest, train_tokenizer
 
 TEXTS = ["Write a sentence that includes the words: apple, red.", "The red apple is on the table."] * 4
 TOKENIZER = train_tokenizer(TEXTS, 300)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text())
 @example(" two  spaces , and .")
 @example("<|eos|><|pad|>")
@@ -47,12 +49,6 @@ def test_special_tokens():
     ids = TOKENIZER.encode("red apple")
     assert TOKENIZER.decode([*ids, 1, 0, 0], skip_special_tokens=True) == "red apple"
     assert TOKENIZER.decode([*ids, 1]) == "red apple<|eos|>"
-
-
-def test_the_same_texts_give_the_same_tokenizer():
-    again = train_tokenizer(iter(TEXTS), 300)
-    assert again.get_vocab() == TOKENIZER.get_vocab()
-    assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
 
 
 def test_read_back_from_disk_it_gives_the_same_ids(tmp_path):
@@ -88,7 +84,7 @@ def saved(folder: Path, change: Callable[[dict[str, Any]], object] = lambda rule
 def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_written(tmp_path: Path):
     plain = tokenizer_digest(TOKENIZER)
     assert saved(tmp_path) == plain
-    again = train_tokenizer(TEXTS, 300)
+    again = train_tokenizer(iter(TEXTS), 300)  # the same texts give the same
     again(["red", "a red apple"], padding=True, truncation=True, max_length=2)  # which leaves its mark in the tokenizer
     assert tokenizer_digest(again) == plain
     others = [
@@ -100,4 +96,4 @@ def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_writt
         saved(tmp_path, bos_token="<|eos|>"),
         tokenizer_digest(train_tokenizer(TEXTS, 290)),
     ]
-    assert len({plain, *others}) == 8
+    assert len({plain, *others, tokenizer_digest(NumberTokenizer())}) == 9  # which has no files, only its kind

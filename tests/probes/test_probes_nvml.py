@@ -11,6 +11,7 @@ import pytest
 from harness.probes.nvml import Driver, GpuProbe, gpu_limits, list_gpus, open_gpu_probe
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import GPU_COUNTERS, explain
+from tests.stand_ins import fake_nvml
 from tests.stand_ins.fake_nvml import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -77,27 +78,16 @@ def test_every_counter_in_its_unit() -> None:
     assert json.loads(json.dumps(reading.values))["energy_j"] == 9000.25
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (NOT_SUPPORTED, "not_supported"),
-        (NO_PERMISSION, "no_permission"),
-        (GPU_IS_LOST, "lost"),
-        (999, "nvml_error_999"),
-    ],
-)
-def test_one_counter_that_fails_is_null_with_its_reason_and_the_others_stay(code: int, reason: str) -> None:
-    for script, name in (
-        ("utilisation", "utilisation"),
-        ("memory", "memory_used_bytes"),
-        ("clock", "sm_clock_mhz"),
-        ("temperature", "temperature_c"),
-        ("power", "power_w"),
-        ("energy", "energy_j"),
-        ("reasons", "throttled"),
-    ):
+COUNTERS = {"utilisation": "utilisation", "memory": "memory_used_bytes", "clock": "sm_clock_mhz"}
+COUNTERS |= {"temperature": "temperature_c", "power": "power_w", "energy": "energy_j", "reasons": "throttled"}
+REASONS = {NOT_SUPPORTED: "not_supported", NO_PERMISSION: "no_permission", GPU_IS_LOST: "lost", 999: "nvml_error_999"}
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_one_counter_that_fails_is_null_with_its_reason_and_the_others_stay(code: int) -> None:
+    for script, name in COUNTERS.items():
         reading = read(FakeDevice(script={script: [NVMLError(code)]}))
-        assert reading.missing == {name: reason}
+        assert reading.missing == {name: REASONS[code]}
         assert [other for other, value in reading.values.items() if value is None] == [name]
 
 
@@ -115,20 +105,17 @@ def test_a_device_whose_handle_cannot_be_had_is_all_null_and_the_next_one_is_rea
     assert (second.source, second.missing) == ("gpu1", {})
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
+def test_without_a_driver_there_is_one_reason() -> None:
+    for code, reason in (
         (LIBRARY_NOT_FOUND, "no_driver"),
         (DRIVER_NOT_LOADED, "no_driver"),
         (VERSION_MISMATCH, "version_mismatch"),
         (NO_PERMISSION, "no_permission"),
-    ],
-)
-def test_without_a_driver_there_is_one_reason(code: int, reason: str) -> None:
-    with pytest.raises(Unknown) as raised:
-        GpuProbe(FakeNvml(init=NVMLError(code)))
-    assert raised.value.reason == reason
-    assert explain(reason) != reason
+    ):
+        with pytest.raises(Unknown) as raised:
+            GpuProbe(FakeNvml(init=NVMLError(code)))
+        assert raised.value.reason == reason
+        assert explain(reason) != reason
 
 
 def test_the_real_library_agrees_with_the_fake_on_a_machine_without_a_driver() -> None:
@@ -147,17 +134,10 @@ def test_the_fake_has_only_what_the_real_library_has() -> None:
     names = [name for name in dir(FakeNvml) if name.startswith(("nvml", "NVML"))]
     assert [name for name in names if not hasattr(pynvml, name)] == []
     assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (FakeNvml.NVML_CLOCK_SM, 0)
-    codes = {
-        "NOT_SUPPORTED": NOT_SUPPORTED,
-        "NO_PERMISSION": NO_PERMISSION,
-        "GPU_IS_LOST": GPU_IS_LOST,
-        "DRIVER_NOT_LOADED": DRIVER_NOT_LOADED,
-        "LIBRARY_NOT_FOUND": LIBRARY_NOT_FOUND,
-        "FUNCTION_NOT_FOUND": FUNCTION_NOT_FOUND,
-        "LIB_RM_VERSION_MISMATCH": VERSION_MISMATCH,
-        "INVALID_ARGUMENT": INVALID_ARGUMENT,
-    }
-    assert {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in codes} == codes
+    names = ["NOT_SUPPORTED", "NO_PERMISSION", "GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"]
+    for name in (*names, "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT"):
+        assert getattr(fake_nvml, name) == getattr(pynvml, f"NVML_ERROR_{name}")
+    assert pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH == VERSION_MISMATCH
 
 
 def test_throttle_reasons_by_name_and_back_to_0_once_they_have_been_seen() -> None:

@@ -1,6 +1,5 @@
 """NVTX ranges: which, in which order, however a span ends; on a recording domain, and on the real library."""
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -114,35 +113,16 @@ def test_whatever_fails_leaves_no_range_open() -> None:
         assert events(domain) == [("start", 1), ("end", 1)]
 
 
-def test_spans_of_two_tasks_that_cross_each_others_awaits() -> None:
+def test_of_spans_that_cross_each_ends_its_own_range() -> None:
+    """As those of two tasks on one event loop: push and pop would end the wrong one."""
     domain = FakeDomain()
     tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
-
-    async def two_lanes() -> None:
-        opened, closed = asyncio.Event(), asyncio.Event()
-
-        async def generator() -> None:
-            with tracer.span("generator", Stage.GENERATE, 4):
-                opened.set()
-                await closed.wait()
-
-        async def learner() -> None:
-            await opened.wait()
-            with tracer.span("learner", Stage.WAIT_FOR_BATCH, 5):
-                await asyncio.sleep(0)
-                closed.set()
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-
-        await asyncio.gather(generator(), learner())
-
-    asyncio.run(two_lanes())
-    assert [(e.kind, e.number, e.message, e.payload) for e in domain.events] == [
-        ("start", 1, "generate", 4),
-        ("start", 2, "wait_for_batch", 5),
-        ("end", 1, "", None),  # not the one begun last: push and pop would end the wrong one
-        ("end", 2, "", None),
-    ]
+    first, second = tracer.span("generator", Stage.GENERATE, 4), tracer.span("learner", Stage.WAIT_FOR_BATCH, 5)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert events(domain) == [("start", 1), ("start", 2), ("end", 1), ("end", 2)]
 
 
 def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -> None:
@@ -171,35 +151,20 @@ def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -
     assert len(domain.registered) == 3 * len(Stage)  # attributes of its own for each thread
 
 
-@pytest.mark.parametrize(
-    ("before", "disabled", "said"),
-    [
-        ("", {}, "no tool listens for NVTX ranges in this process"),
-        ("", {"NVTX_DISABLE": "1"}, "NVTX_DISABLE is set"),
-        ("sys.modules['nvtx'] = None", {}, "the package nvtx is not installed"),
-        (
-            "import nvtx; sys.modules['nvtx._lib.lib'] = None; environment = {'NVTX_INJECTION64_PATH': 'tool.so'}",
-            {},
-            "the tool is older than the package nvtx, which sends nothing unasked",
-        ),
-    ],
-)
-def test_without_a_tool_or_the_package_there_is_a_reason_and_no_domain(
-    before: str, disabled: dict[str, str], said: str
-) -> None:
-    pytest.importorskip("nvtx")
-    program = f"import sys; environment = {{}}; {before}\nfrom harness.probes.nvtx_ranges import open_domain\n"
-    program += "print(*open_domain(environment=environment), sep='|')"
-    without = {name: value for name, value in os.environ.items() if not name.startswith("NVTX_")}
-    done = subprocess.run([sys.executable, "-c", program], env=without | disabled, capture_output=True, text=True)
-    assert done.stdout.startswith(f"None|{said}")
-
-
-def test_the_librarys_stand_in_without_a_tool_takes_our_calls() -> None:
+def test_without_a_tool_or_the_package_there_is_a_reason_and_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     nvtx = pytest.importorskip("nvtx")
+    assert open_domain("grpo", {}) == (None, "no tool listens for NVTX ranges in this process")
     with HookedTracer(NullTracer(), NvtxRanges(nvtx.get_domain("grpo"))).span("learner", Stage.UPDATE, 3):
-        pass
-    assert open_domain()[1] is not None or isinstance(nvtx.get_domain("grpo"), nvtx.Domain)
+        pass  # the library's stand-in takes our calls
+    with monkeypatch.context() as older:
+        older.setitem(sys.modules, "nvtx._lib.lib", None)
+        domain, reason = open_domain("grpo", {"NVTX_INJECTION64_PATH": "tool.so"})
+        assert (domain, (reason or "").startswith("the tool is older than the package nvtx")) == (None, True)
+    with monkeypatch.context() as disabled:
+        disabled.setattr(nvtx, "enabled", lambda: False)
+        assert open_domain() == (None, "NVTX_DISABLE is set")
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    assert open_domain() == (None, "the package nvtx is not installed")
 
 
 @pytest.mark.parametrize("listener", [LISTENER, OLDER])

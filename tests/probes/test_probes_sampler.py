@@ -1,13 +1,12 @@
-"""The sampler: its pace, its orders, and the process: what it sends, and that it ends with whoever started it."""
+"""The sampler: its pace, its orders, its channel, and that it ends with whoever started it."""
 
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -194,56 +193,6 @@ def test_samples_that_nobody_reads_are_left_out_and_counted() -> None:
     assert rows(sampler.sample())["sampler"].values["left_out"] == 6
     taker.close()
     run.close()
-
-
-class Started:
-    """The program at work, with the run's end of the channel."""
-
-    def __init__(self) -> None:
-        here, there = socket.socketpair()
-        with there:
-            self.process = subprocess.Popen(COMMAND, stdin=there.fileno(), stdout=subprocess.DEVNULL)
-        self.channel, self.come = Channel(here), list[Any]()
-
-    def sample(self) -> tuple[int, dict[str, Any]]:
-        """The next one: when, and the rows by source."""
-        while not self.come:
-            assert select.select([self.channel], [], [], PATIENCE_S)[0], "no sample came"
-            self.come += self.channel.receive()
-        at_ns, readings = self.come.pop(0)
-        return at_ns, {row["source"]: row for row in readings}
-
-
-@pytest.fixture
-def started() -> Iterator[Started]:
-    program = Started()
-    yield program
-    program.channel.close()
-    program.process.kill()
-    program.process.wait()
-
-
-def test_the_process_samples_on_the_clock_of_this_one_yields_to_the_run_and_says_what_it_costs(
-    started: Started,
-) -> None:
-    before_ns = time.perf_counter_ns()
-    started.channel.send({"processes": {"learner": started.process.pid}})
-    started.channel.send("go")
-    times, samples = zip(*[started.sample() for _ in range(4)], strict=True)
-    after_ns = time.perf_counter_ns()
-    assert os.getpriority(os.PRIO_PROCESS, started.process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
-    maps = Path(f"/proc/{started.process.pid}/maps").read_text()
-    assert [name for name in ("libtorch", "/ray/", "/numpy/", "pydantic_core", "/pandas/") if name in maps] == []
-    assert before_ns < times[0]
-    assert list(times) == sorted(set(times))
-    assert times[-1] < after_ns
-    costs = [rows["sampler"]["values"]["cpu_s"] for rows in samples]
-    assert costs == sorted(costs)
-    assert costs[0] > 0
-    assert samples[0]["driver"]["values"]["rss_bytes"] > 2**20  # this process, which started it
-    assert samples[0]["learner"]["values"]["threads"] >= 1
-    started.channel.close()
-    assert started.process.wait(PATIENCE_S) == 0  # it ends when its input does
 
 
 def test_the_process_ends_with_a_killed_driver_even_if_a_child_holds_its_input_open(tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def stand_in(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
+def at_its_end(lines: str) -> str:
+    """A program that says that it samples until Ctrl-C, and then does this."""
+    return f"{SAMPLING}\ntrap '{lines}; exit 0' INT\nwhile :; do sleep 0.01; done"
+
+
 def window(**settings: object) -> PySpyWindow:
     return PySpyWindow.model_validate({"lanes": ["learner"], "first_step": 2, "steps": 2} | settings)
 
@@ -107,18 +112,6 @@ def test_the_stacks_of_a_process_are_in_the_file_and_it_goes_on(
 
 
 @pytest.mark.usefixtures("allowed")
-def test_without_processes_of_their_own_all_lanes_are_in_the_file_of_this_one(tmp_path: Path) -> None:
-    recorder = PySpyRecorder(window(steps=1, format="raw"), dict, tmp_path / "profiles")
-    recorder.on_step_starts(2)
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        sum(range(100))
-    recorder.on_step(2)
-    assert [path.name for path in recorder.close()] == ["driver.txt"]
-    assert "test_without_processes_of_their_own" in (tmp_path / "profiles" / "driver.txt").read_text()
-
-
-@pytest.mark.usefixtures("allowed")
 def test_a_process_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
@@ -130,10 +123,10 @@ def test_a_process_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
 
 def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[str], Path], tmp_path: Path) -> None:
     program = stand_in(
-        f"""{SAMPLING}
-        trap 'echo "run (/home/jane/project/harness/run/experiment.py:3);work (/opt/secret/x.py:9) 5" > $out;
-              echo "py-spy> Wrote raw data. Samples: 5 Errors: 0"; exit 0' INT
-        while :; do sleep 0.01; done"""
+        at_its_end(
+            'echo "run (/home/jane/project/harness/run/experiment.py:3);work (/opt/secret/x.py:9) 5" > $out; '
+            'echo "py-spy> Wrote raw data. Samples: 5 Errors: 0"'
+        )
     )
     recorder = PySpyRecorder(
         window(lanes=["learner", "generator"], format="raw"),
@@ -147,21 +140,24 @@ def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[
     assert [path.name for path in recorder.files] == ["generator0+learner.txt", "generator1.txt"]
     text = (tmp_path / "profiles" / "generator1.txt").read_text()
     assert text == "run (./harness/run/experiment.py:3);work (<path>/x.py:9) 5\n"
+    together = PySpyRecorder(window(steps=1, format="raw"), dict, tmp_path / "profiles", program, SCRUBBER)
+    together.on_step_starts(2)
+    together.on_step(2)
+    assert [path.name for path in together.files] == ["driver.txt"]  # the lanes that have no process of their own
 
 
 @pytest.mark.parametrize(
-    ("at_its_end", "said"),
+    ("lines", "said"),
     [
-        ("echo 'py-spy> Wrote raw data. Samples: 0 Errors: 0'; echo > $out", "learner: not one sample"),
-        ("echo 'Error: disk full'", "learner: Error: disk full"),
-        ("echo 'py-spy> Wrote raw data. Samples: 7 Errors: 0'", "learner: it gave no reason"),
+        ('echo "py-spy> Wrote raw data. Samples: 0 Errors: 0"; echo > $out', "learner: not one sample"),
+        ('echo "Error: disk full"', "learner: Error: disk full"),
+        ('echo "py-spy> Wrote raw data. Samples: 7 Errors: 0"', "learner: it gave no reason"),
     ],
 )
 def test_a_window_without_a_file_stops_the_run(
-    at_its_end: str, said: str, stand_in: Callable[[str], Path], tmp_path: Path
+    lines: str, said: str, stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    program = stand_in(f'{SAMPLING}\ntrap "{at_its_end}; exit 0" INT\nwhile :; do sleep 0.01; done')
-    recorder = PySpyRecorder(window(), lambda: {"learner": 11}, tmp_path / "profiles", program)
+    recorder = PySpyRecorder(window(), lambda: {"learner": 11}, tmp_path / "profiles", stand_in(at_its_end(lines)))
     recorder.on_step_starts(2)
     recorder.on_step(2)
     with pytest.raises(RunStopped, match=f"py-spy recorded nothing: {said}"):
@@ -174,10 +170,8 @@ def test_a_process_that_did_nothing_is_noted_if_another_one_worked(
     stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:
     program = stand_in(
-        f"""mkdir {tmp_path}/first 2>/dev/null && samples=5 || samples=0
-        {SAMPLING}
-        trap 'echo x > $out; echo "py-spy> Wrote raw data. Samples: $samples Errors: 0"; exit 0' INT
-        while :; do sleep 0.01; done"""
+        f"mkdir {tmp_path}/first 2>/dev/null && samples=5 || samples=0\n"
+        + at_its_end('echo x > $out; echo "py-spy> Wrote raw data. Samples: $samples Errors: 0"')
     )
     processes = {"learner": 11, "scorer": 12}
     recorder = PySpyRecorder(window(lanes=["learner", "scorer"]), lambda: processes, tmp_path / "profiles", program)

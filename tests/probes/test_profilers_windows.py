@@ -48,84 +48,48 @@ class LoggedWindow(ProfilerWindow):
         self.events.append("STOP")
 
 
-def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_first_of_a_later_one() -> None:
-    log = Log()
-    window = log.window(2)
-    tracer = HookedTracer(log, window)
-    for step in range(6):
-        for stage in (Stage.PREPARE_BATCH, Stage.UPDATE):
-            with tracer.span("learner", stage, step):
-                pass
-    window.close()
-    steps = [[f"learner prepare_batch {step}", f"learner update {step}"] for step in range(6)]
-    assert log.events == [*steps[0], *steps[1], "START", *steps[2], *steps[3], "STOP", *steps[4], *steps[5]]
+STORIES: dict[str, tuple[str, int, int, list[str]]] = {
+    # lanes, first step, steps, and the spans that begin with what the profiler does between them; CLOSE ends the run
+    "before the first span of its first step to the first of a later one": (
+        "learner", 1, 2,
+        ["prepare_batch 0", "update 0", "START", "prepare_batch 1", "update 1", "prepare_batch 2", "STOP", "update 3"],
+    ),
+    "stages of a version belong to the step that made it": (
+        "learner", 2, 1,
+        ["update 1", "weight_publish 2", "START", "update 2", "weight_publish 3", "STOP", "update 3"],
+    ),
+    "until the last of its lanes has left the window": (
+        "generator0 learner", 3, 2,
+        ["START", "generator0 update 3", "scorer update 9", "generator0 update 5", "update 3", "STOP", "update 5"],
+    ),
+    "closed while it runs": ("learner", 2, 2, ["START", "update 2", "CLOSE", "STOP", "CLOSE", "update 3", "update 4"]),
+    "nothing": ("learner", 2, 2, ["CLOSE"]),
+    "before it": ("learner", 2, 2, ["update 0", "update 1", "CLOSE"]),
+    "no step": ("learner", 2, 2, ["update -1", "CLOSE"]),
+    "after it": ("learner", 2, 2, ["update 5", "update 6", "CLOSE"]),
+    "passed over, a repeated batch may come late": ("learner", 2, 2, ["update 1", "update 4", "update 2", "CLOSE"]),
+}  # fmt: skip
 
 
-def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
-    """Step 1 ends with the publishing of version 2, step 2 begins with its own batch: START stands between them."""
+@pytest.mark.parametrize("case", STORIES)
+def test_when_it_starts_and_stops(case: str) -> None:
+    lanes, first_step, steps, told = STORIES[case]
     log = Log()
-    window = log.window(2, 1)
+    window = log.window(first_step, steps, lanes.split())
     tracer = HookedTracer(log, window)
-    for step in (1, 2, 3):
-        begin(tracer.span("learner", Stage.UPDATE, step))
-        begin(tracer.span("learner", Stage.WEIGHT_PUBLISH, step + 1))
-    assert log.events == [
-        "learner update 1",
-        "learner weight_publish 2",
-        "START",
-        "learner update 2",
-        "learner weight_publish 3",
-        "STOP",
-        "learner update 3",
-        "learner weight_publish 4",
-    ]
+    story = [line if line[0].isupper() or line.count(" ") == 2 else f"learner {line}" for line in told]
+    for line in story:
+        if line == "CLOSE":
+            window.close()
+        elif not line.isupper():
+            lane, stage, step = line.split()
+            begin(tracer.span(lane, Stage(stage), int(step)))
+    assert log.events == [line for line in story if line != "CLOSE"]
+
+
+def test_what_has_no_step_belongs_to_none() -> None:
     assert [training_step(stage, 0) for stage in (Stage.WEIGHT_PUBLISH, Stage.EVALUATE, Stage.UPDATE)] == [-1, -1, 0]
     assert training_step(Stage.UPDATE, -1) == training_step(Stage.WEIGHT_LOAD, -1) == -1
-
-
-def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
-    log = Log()
-    window = log.window(3, 2, ("generator0", "learner"))
-    tracer = HookedTracer(log, window)
-    for lane, step in [("generator0", 3), ("scorer", 9), ("generator0", 4), ("generator0", 5), ("learner", 3)]:
-        begin(tracer.span(lane, Stage.UPDATE, step))
-    assert log.events == [
-        "START",
-        "generator0 update 3",
-        "scorer update 9",
-        "generator0 update 4",
-        "generator0 update 5",
-        "learner update 3",
-    ]
-    begin(tracer.span("learner", Stage.UPDATE, 5))
-    assert log.events[-2:] == ["STOP", "learner update 5"]
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [[], [0, 1], [-1, -1], [5, 6], [1, 4, 2]],
-    ids=["nothing", "before", "no_step", "after", "passed_over, a repeated batch may come late"],
-)
-def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
-    log = Log()
-    window = log.window(2)
-    tracer = HookedTracer(log, window)
-    for step in steps:
-        begin(tracer.span("learner", Stage.UPDATE, step))
-    window.close()
-    assert log.events == [f"learner update {step}" for step in steps]
-
-
-def test_closing_while_it_runs_stops_it_once() -> None:
-    log = Log()
-    window = log.window(2)
-    tracer = HookedTracer(log, window)
-    begin(tracer.span("learner", Stage.UPDATE, 2))
-    window.close()
-    window.close()
-    begin(tracer.span("learner", Stage.UPDATE, 3))
-    begin(tracer.span("learner", Stage.UPDATE, 4))
-    assert log.events == ["START", "learner update 2", "STOP", "learner update 3", "learner update 4"]
 
 
 def test_a_span_that_fails_closes_as_it_should_and_the_window_goes_on() -> None:

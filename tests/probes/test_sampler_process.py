@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -48,11 +49,14 @@ def test_rows_come_on_the_runs_clock_in_its_own_turns_and_nothing_is_left_behind
         return at_ns - origin_ns
 
     sampler = SamplerProcess(FAST)
-    assert len(set(own.children()) - children) == 1
-    sampler.watch({"learner": os.getpid(), "scorer": os.getppid()})
+    (program,) = set(own.children()) - children
+    sampler.watch({"learner": os.getpid(), "scorer": program.pid})
     sampler.order("go")
     rows = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
     price_s = sampler.own_cpu_s
+    assert program.nice() == own.nice() + 5  # it yields to the run
+    maps = Path(f"/proc/{program.pid}/maps").read_text()
+    assert [name for name in ("libtorch", "/ray/", "/numpy/", "pydantic_core", "/pandas/") if name in maps] == []
     sampler.order("hold")  # another arm has its turn
     rows += drain_until(sampler, lambda rows: any(row.ends_stretch for row in rows), clock_at)
     time.sleep(0.3)
@@ -68,6 +72,7 @@ def test_rows_come_on_the_runs_clock_in_its_own_turns_and_nothing_is_left_behind
     assert times == sorted(times)
     assert 0 < times[0] < times[-1] < time.perf_counter_ns() - origin_ns
     assert {row.source for row in rows} >= {"sampler", "host", "driver", "scorer"}
+    assert min(row.values["threads"] or 0 for source in ("driver", "scorer") for row in of(rows, source)) >= 1
     assert 0 < price_s < sampler.own_cpu_s
     assert rows[-1].at_ns == of(rows, "sampler")[-1].at_ns
     assert of(rows, "sampler")[-1].ends_stretch

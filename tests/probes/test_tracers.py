@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from harness.core.trace import HookedTracer, RecordingTracer, Span, Stage
@@ -36,10 +37,12 @@ def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
 def test_delays_are_part_of_their_spans() -> None:
     clock = iter(range(0, 10_000_000_000, 1))
     recorder = RecordingTracer(lambda: next(clock))
-    made = Tracers(delays={"update": 0.001, "score": 0.0}, lanes=LANES).for_process(recorder, LANES, cuda=False)
+    began_s = time.perf_counter()
+    made = Tracers(delays={"update": 0.05, "score": 0.0}, lanes=LANES).for_process(recorder, LANES, cuda=False)
     for stage in (Stage.UPDATE, Stage.SCORE):
         with made.tracer.span("learner", stage, 2, 2):
             pass
+    assert time.perf_counter() - began_s >= 0.05
     assert recorder.drain() == [Span("learner", Stage.UPDATE, 0, 1, 2, 2), Span("learner", Stage.SCORE, 2, 3, 2, 2)]
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from harness.compare.remarks import Remark
 from harness.report import charts
-from harness.report.build import document
 from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES
 from harness.report.charts import Panel
 from harness.report.document import Chart, Document, Rollouts, Section, Table
@@ -19,7 +18,6 @@ from harness.report.files import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow
 from tests.report.html_reader import Page
-from tests.stand_ins.members import made_experiment, made_run
 
 EVIL = "</pre><script>alert(1)</script> $x$ _a \u202e \"'><img src=x onerror=alert(1)> https://evil.example"
 
@@ -74,14 +72,6 @@ def test_several_experiments_have_one_page():
     assert {*used} <= {*ids}
     levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch(r"h\d", tag)]
     assert all(later - level <= 1 for level, later in pairwise(levels))
-
-
-def test_simulated_runs_say_so_in_every_name():
-    experiment = made_experiment(*(made_run(arm, simulated="h100-sxm") for arm in "ab"))
-    text = page([document(experiment, [])])
-    assert Page(text).text("h1") == ["made (simulated) / 20261120-111500"]
-    assert "a (simulated)" in Page(text).text("th")
-    assert "simulate made.yaml --machine h100-sxm" in text
 
 
 def test_a_figure_is_drawn_once_for_the_file_and_the_page(tmp_path):

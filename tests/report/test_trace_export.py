@@ -12,7 +12,7 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.report.trace.chrome import Slice, TraceWriter, Track, without_crossings
+from harness.report.trace.chrome import Slice, TraceWriter, Track
 from harness.report.trace.export import run_names, write_trace
 from harness.report.trace.tracks import arrows, chains, counter_tracks, metric_tracks, step_windows, steps_track
 from harness.results import EvaluationRow, Manifest, Run, RunFolder, StepRow, TailRow, load_run
@@ -117,17 +117,6 @@ def test_under_drop_no_arrow_claims_which_update_took_a_batch(make_lagged_run, t
     assert {chain[-1].name for chain in chains if chain[0].name == "generate"} == {end}
 
 
-def test_the_command_tells_what_it_wrote(make_lagged_run, capsys):
-    path = make_lagged_run(steps=2).folder / "trace.json.gz"
-    assert main(["trace", str(path.parent)]) == 0
-    output, trace, size = capsys.readouterr().out, read_trace(path), path.stat().st_size
-    slices = sum(not item.is_instant for item in trace.slices)
-    shown_size = f"{size} bytes" if size < 1000 else f"{size / 1e3:,.0f} kB"  # a small file is no 0.00 MB
-    for text in (f"trace: {path}\n1 run, 2 training", f"{slices:,} slices, {len(trace.arrows):,}", shown_size):
-        assert text in output
-    assert f"{len(trace.samples):,} counter values" in output
-
-
 def test_bad_input_is_one_message_with_what_to_do(make_run, tmp_path, monkeypatch, capsys):
     """Of three experiments the fix names the newest one that trained; files of others stay as they are."""
     make_run(scenario="other", steps=1, started_at="2026-11-19T12:00:00.000Z")
@@ -181,21 +170,6 @@ def test_a_run_without_spans_shows_its_steps(make_run, tmp_path):
 
 def a_slice(start_ns, end_ns, name="work"):
     return Slice(start_ns, end_ns, name, "stage")
-
-
-def test_crossing_slices_stand_on_rows_of_their_own():
-    cases = [
-        ([], [[]]),
-        ([(0, 5), (5, 9)], [[(0, 5), (5, 9)]]),  # one after the other
-        ([(2, 4), (0, 9), (4, 9)], [[(0, 9), (2, 4), (4, 9)]]),  # within, up to its very end
-        ([(0, 5), (3, 9)], [[(0, 5)], [(3, 9)]]),  # crossing
-        ([(0, 5), (3, 9), (4, 7), (5, 8)], [[(0, 5), (5, 8)], [(3, 9), (4, 7)]]),
-        ([(0, 4), (1, 6), (2, 8)], [[(0, 4)], [(1, 6)], [(2, 8)]]),  # each crosses both others
-        ([(3, 5), (5, 5), (5, 9)], [[(3, 5), (5, 9), (5, 5)]]),  # without length
-    ]
-    for times, expected in cases:
-        rows = without_crossings(a_slice(*each) for each in times)
-        assert [[item[:2] for item in row if isinstance(item, Slice)] for row in rows] == expected
 
 
 def as_file(path, *tracks, process="run"):
@@ -279,26 +253,25 @@ def test_windows_follow_each_other_whatever_the_rounding():
     assert step_windows(table, LOOP_NS) == [(LOOP_NS + start, LOOP_NS + end, "") for start, end in edges]
 
 
-def test_the_track_marks_warm_up_and_profiled_steps_and_names_what_is_not_finite():
+def test_the_track_of_steps_names_what_is_not_finite_and_marks_evaluations():
     odd = {"loss": {"mean": math.nan, "count": 4}, "grad_norm": {"mean": 1.5}}
-    rows = row(0, 1.0, warmup=True), row(1, 2.0, profiled=True, metrics=odd), row(2, 3.0)
+    rows = row(0, 1.0), row(1, 2.0, metrics=odd)
     evaluated = {"validation/reward": {"mean": 0.5, "count": 8}, "validation/odd": {"mean": math.inf}}
-    table = a_table(*rows, evaluations=(EvaluationRow(3, 3, 3.25, evaluated),), tail=TailRow(0.5, 3.5, {}, {}))
+    table = a_table(*rows, evaluations=(EvaluationRow(2, 2, 2.25, evaluated),), tail=TailRow(0.5, 2.5, {}, {}))
     track = steps_track(table, step_windows(table, LOOP_NS), LOOP_NS)
     odd_step = {"step": 1, "version": 2, "not_finite": "loss nan"}
     assert track.slices == [
-        Slice(2 * SECOND, 3 * SECOND, "step 0, warmup", "step,warmup", {"step": 0, "version": 1}),
-        Slice(3 * SECOND, 4 * SECOND, "step 1, profiled", "step,profiled", odd_step),
-        Slice(4 * SECOND, 5 * SECOND, "step 2", "step", {"step": 2, "version": 3}),
-        Slice(5_000_000_000, 5_500_000_000, "after the last step", "step"),
+        Slice(2 * SECOND, 3 * SECOND, "step 0", "step", {"step": 0, "version": 1}),
+        Slice(3 * SECOND, 4 * SECOND, "step 1", "step", odd_step),
+        Slice(4_000_000_000, 4_500_000_000, "after the last step", "step"),
     ]
     of_run, evaluation = track.flags
     assert of_run[:4] == (0, 0, "own: completed", "run")
     about = {"scenario": "own", "experiment": "today", "seed": 0}
     assert {name: value for name, value in of_run.arguments.items() if name != "simulated"} == about
     assert "abacus" in str(of_run.arguments["simulated"])
-    at_ns, scores = 5_250_000_000, {"version": 3, "validation/reward": 0.5}
-    assert evaluation == Slice(at_ns, at_ns, "evaluated version 3", "evaluation", scores)
+    at_ns, scores = 4_250_000_000, {"version": 2, "validation/reward": 0.5}
+    assert evaluation == Slice(at_ns, at_ns, "evaluated version 2", "evaluation", scores)
 
 
 def test_a_metric_stands_over_its_step_and_gaps_are_left_out():

@@ -364,20 +364,6 @@ def test_arms_that_cannot_all_be_written_leave_nothing(tmp_path, monkeypatch, ca
     assert list(out.iterdir()) == []
 
 
-def test_compare_reads_imported_runs(tmp_path):
-    out = tmp_path / "results"
-    for trainer, log in (("verl", verl_log(tmp_path / "log.jsonl")), ("trl", REAL_TRL_LOG)):
-        assert main(["import", trainer, str(log), "--out", str(out)]) == 0
-    experiments, damaged = gather([out])
-    assert (damaged, sorted(path.name for path in out.iterdir())) == ([], ["trl", "verl"])  # no draft is left
-    verl, trl = sorted((each.members[0] for each in experiments), key=lambda each: each.manifest.scenario == "trl")
-    # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s; in all 4 x 4 s and that
-    names = ("step_s", "loop_s", "timing_s/generate", "reward_last")
-    assert [verl.figures[name] for name in names] == [5.0, 18.0, 3.0, 0.75]
-    assert trl.figures["reward_train"] == pytest.approx(0.0738, abs=0.001)  # the last of six steps
-    assert trl.table.metrics["kl/reference_k3"].last == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
-
-
 def test_bad_input_is_one_message_and_no_folder(tmp_path, capsys):
     log, empty, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "empty.jsonl", tmp_path / "results"
     empty.touch()
@@ -398,12 +384,6 @@ def test_bad_input_is_one_message_and_no_folder(tmp_path, capsys):
         said = capsys.readouterr()
         assert (said.out, said.err.count("error: "), message in said.err) == ("", 1, True), said.err
     assert not out.exists()
-
-
-def test_names_from_the_log_cannot_command_the_terminal(tmp_path, capsys):
-    log = verl_log(tmp_path / "log.jsonl", **{"\x1b]0;title\x07": "no number"})
-    assert main(["import", "verl", str(log), "--out", str(tmp_path / "results")]) == 0
-    assert "\x1b" not in capsys.readouterr().out
 
 
 DOCUMENTED = {"verl": VERL, "verl, asynchronous": VERL_ASYNC, "TRL": TRL, "open-instruct": OPEN_INSTRUCT}

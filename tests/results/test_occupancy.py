@@ -13,44 +13,11 @@ from harness.core.trace import Span, Stage
 from harness.results import lane_kind, part_of
 from harness.results.occupancy import PRECEDENCE, Exposure, LaneAccount, Occupancy, part_spans
 
-S = 1_000_000_000
 LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
 
 
 def _span(lane, stage, start_ns, end_ns):
     return Span(lane, stage, start_ns, end_ns, 0, 0)
-
-
-def test_stages_waits_and_the_rest_make_up_the_wall():
-    spans = [
-        _span("learner", Stage.WAIT_FOR_BATCH, 0, 30),
-        _span("learner", Stage.UPDATE, 35, 80),
-        _span("learner", Stage.WEIGHT_PUBLISH, 80, 90),
-        _span("generator", Stage.GENERATE, 0, 100),
-    ]
-    accounts = Occupancy.of(spans, [(10, 110)]).accounts()
-    assert list(accounts) == ["generator", "learner"]
-    learner, generator = accounts["learner"], accounts["generator"]
-    # 10..30 waiting, 30..35 nothing, 35..80 update, 80..90 publish, 90..110 nothing
-    assert learner.stages_ns == {Stage.WAIT_FOR_BATCH: 20, Stage.UPDATE: 45, Stage.WEIGHT_PUBLISH: 10}
-    assert (learner.wall_ns, learner.busy_ns, learner.waiting_ns, learner.unattributed_ns) == (100, 55, 20, 25)
-    assert learner.share(learner.unattributed_ns) == 0.25
-    assert (generator.stages_ns, generator.unattributed_ns) == ({Stage.GENERATE: 90}, 10)
-
-
-def test_a_call_on_its_way_owns_only_what_nothing_else_claims():
-    spans = [
-        _span("generator", Stage.GENERATE, 0, 100),
-        _span("generator", Stage.WAIT_FOR_CALL, 40, 60),  # a load's call arrives while the actor generates
-        _span("generator", Stage.WEIGHT_LOAD, 60, 70),
-        _span("generator", Stage.WAIT_FOR_CALL, 95, 130),
-        _span("generator", Stage.WAIT_FOR_WEIGHTS, 120, 150),
-    ]
-    account = Occupancy.of(spans, [(0, 160)]).accounts()["generator"]
-    # generate 0-60 and 70-100, load 60-70, the call 100-120, weights 120-150, nothing 150-160
-    waits = {Stage.WAIT_FOR_CALL: 20, Stage.WAIT_FOR_WEIGHTS: 30}
-    assert account.stages_ns == {Stage.GENERATE: 90, Stage.WEIGHT_LOAD: 10} | waits
-    assert (account.unattributed_ns, account.busy_ns, account.waiting_ns) == (10, 100, 50)
 
 
 def test_an_instant_in_two_windows_is_the_first_ones():
@@ -80,13 +47,6 @@ def test_every_stage_that_is_no_wait_has_a_place_in_the_precedence():
     assert sorted(PRECEDENCE) == sorted(stage for stage in Stage if not stage.is_wait)
     syncs = (Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_PUBLISH)
     assert PRECEDENCE[:7] == (Stage.SCORE, *syncs, Stage.GENERATE, Stage.EVALUATE)
-
-
-def test_a_span_has_no_seconds_of_others_that_were_counted_before_or_go_on():
-    generate, load = _span("generator", Stage.GENERATE, 0, 10 * S), _span("generator", Stage.WEIGHT_LOAD, 4 * S, 5 * S)
-    # the load ended in an earlier row; then what it had is not counted again, nor is it the generation's
-    assert Occupancy.of([generate, load]).seconds([generate]) == {"generator": {"generate": 9.0}}
-    assert Occupancy.of([load, generate]).seconds([load]) == {"generator": {"weight_load": 1.0}}
 
 
 def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up():
@@ -143,7 +103,7 @@ def _exposed_at(stages):
     return min(awaited, key=PRECEDENCE.index, default=None)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(SPANS, EDGES, st.data())
 def test_every_figure_is_what_counting_each_instant_gives(spans, edges, data):
     windows = list(itertools.pairwise(edges))
@@ -176,7 +136,7 @@ def test_every_figure_is_what_counting_each_instant_gives(spans, edges, data):
     assert tuple(round(1e9 * seconds) for seconds in astuple(overlap)) == counted
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(SPANS, st.data())
 def test_the_seconds_of_some_spans_are_the_instants_that_are_their_own(spans, data):
     number = data.draw(st.integers(0, len(spans)))
@@ -190,7 +150,7 @@ def test_the_seconds_of_some_spans_are_the_instants_that_are_their_own(spans, da
     assert {(lane, name): round(1e9 * s) for lane, of in seconds.items() for name, s in of.items()} == expected
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_a_part_is_in_a_stage_while_any_lane_is_and_waits_while_none_works(spans):
     whole = part_spans(spans)
@@ -204,10 +164,10 @@ def test_a_part_is_in_a_stage_while_any_lane_is_and_waits_while_none_works(spans
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_table_grows_with_the_number_of_spans_and_not_with_its_square(nested):
-    starts = np.arange(100_000, dtype=np.int64) * 10
+    starts = np.arange(20_000, dtype=np.int64) * 10
     spans = [_span("learner", Stage.UPDATE, start, start + 10) for start in starts.tolist()]
     if nested:
-        spans += [_span("learner", Stage.GENERATE, at, 1_000_000 - at) for at in range(0, 200_000, 40)]
-    table = Occupancy.of(spans, [(0, 1_000_000)])
-    assert table.accounts()["learner"].stages_ns == {Stage.UPDATE: 1_000_000}  # each begins with, or after, the others
+        spans += [_span("learner", Stage.GENERATE, at, 200_000 - at) for at in range(0, 40_000, 40)]
+    table = Occupancy.of(spans, [(0, 200_000)])
+    assert table.accounts()["learner"].stages_ns == {Stage.UPDATE: 200_000}  # each begins with, or after, the others
     assert len(table.span) <= 2 * len(spans)

@@ -309,7 +309,7 @@ def test_a_replaced_part_holds_no_version_and_is_logged(recorder, clock):
     assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
 
 
-def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder):
+def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder, clock):
     for seconds in (1.0, 3.0):
         recorder.on_sync("generator0", 3, {"sync/wire_s": Metric(seconds)})
     recorder.on_step(FACTS)
@@ -318,9 +318,11 @@ def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(record
     first, second = _read(recorder).steps
     assert (first.metric("sync/wire_s"), second.metric("sync/wire_s")) == (Metric(2.0, count=2), None)
     assert recorder.outcome()["syncs"] == {"sync/wire_s": 3.0}
+    clock.set(13.0)
     recorded = recorder.recorded()
     recorder.on_step(replace(FACTS, step=5))
     assert (len(recorded.seconds), recorded.measured) == (2, {"sync/wire_s": Metric(5.0)})
+    assert recorded.elapsed_s == 3.0  # since 10 s
 
 
 def test_a_wait_counts_in_every_row_that_it_reaches_into(recorder, clock, tracer):
@@ -477,8 +479,7 @@ def test_a_rollout_is_shown_with_advantage_and_log_probs_bounded_and_with_nothin
 
 def test_the_recorder_logs_versions_steps_and_rollouts_and_tells_whoever_listens(tmp_path, scrubber):
     """What is echoed is the log without its times, once it is on disk; the rollouts are in ``rollouts.jsonl`` too."""
-    now, heard, on_disk = [0], list[str](), list[int]()
-    item = WorkItem(Purpose.TRAIN, 5, 0, (0,), 2, 0)
+    heard, on_disk = list[str](), list[int]()
 
     def echo(line):
         heard.append(line)
@@ -486,27 +487,21 @@ def test_the_recorder_logs_versions_steps_and_rollouts_and_tells_whoever_listens
 
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber, echo=echo) as folder:
         folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
-        recorder = RunRecorder(folder, RecordingTracer(lambda: now[0]))
+        recorder = RunRecorder(folder, RecordingTracer(lambda: 0))
         recorder.loop_starts(["generator", "learner"])
-        now[0] = 2_000_000_000
-        recorder.on_version("learner", 6)
-        recorder.on_version("generator", 6)
+        recorder.on_version("learner", 3)
         assert heard == []
-        result = UpdateResult(6, 1, {"loss": Metric(0.5)}, (), (ROLLOUT, replace(ROLLOUT, reward=0.0, advantage=-0.5)))
-        group = RolloutGroup(0, 5, 5, 5, (20, 20), rewards=(1.0, 0.0))
-        scored = ScoredBatch(item, (group,), {"reward/total": Metric(0.5, count=2)})
-        recorder.on_step(StepReport(5, (scored,), (ReplayDraw(group, 1, 0),), result, WeightHandle(6, 0, 0)))
-        recorder.on_evaluation(6, replace(scored, metrics={"validation/reward": Metric(1.0)}))
-        _, *rollouts = rollout_lines(5, result.examples)
-        assert heard == [
-            "2.000000 s: learner holds policy version 6",
-            "2.000000 s: generator holds policy version 6",
-            "2.000000 s: step 5: reward 0.5, loss 0.5, 2 s",
-            "2.000000 s: step 5 trained on 2 rollouts of: Say \\x1b[31m hi",
-            *(f"2.000000 s: {line}" for line in rollouts),
-            "2.000000 s: validation of policy version 6: reward 1",
+        result = replace(RESULT, examples=(ROLLOUT, replace(ROLLOUT, reward=0.0, advantage=-0.5)))
+        recorder.on_step(replace(FACTS, step=5, result=result))
+        recorder.on_evaluation(6, replace(SCORED, metrics={"validation/reward": Metric(1.0)}))
+        told = [
+            "learner holds policy version 3",
+            "step 5: reward 0.75, loss 0.5, 0 s",
+            *rollout_lines(5, result.examples),
         ]
-        assert on_disk == [6] * 6 + [7]
+        told.append("validation of policy version 6: reward 1")
+        assert heard == [f"0.000000 s: {line}" for line in told]
+        assert on_disk == [5] * 5 + [6]
         lines = (folder.folder / "log.txt").read_text().splitlines()
         assert [line.partition(" ")[2] for line in lines] == heard
         first, _ = load_run(folder.folder).rollouts()

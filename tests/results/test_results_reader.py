@@ -22,8 +22,6 @@ from harness.results.rows import (
     StepRow,
     TailRow,
     VersionChange,
-    lane_kind,
-    store_metrics,
     with_nulls,
 )
 
@@ -214,11 +212,6 @@ def test_spans_rollouts_and_syncs_are_frames_too():
     assert (syncs["total_s"] > 0).all()
 
 
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(UserError):
-        harness.load_results(tmp_path)
-
-
 # ---- rows
 
 OLD = {
@@ -258,24 +251,6 @@ def test_json_for_other_programs_has_null():
         "a": [1.5, None, {"b": None}],
         "c": "nan",
     }
-
-
-def test_metrics_keep_their_reduction_and_count():
-    metrics = {"loss": Metric(0.25, count=64), "off_policy/max": Metric(2, "max", 8), "tokens": Metric(90, "sum", 3)}
-    row = EvaluationRow(4, 4, 2.0, store_metrics(metrics))
-    assert row.metrics["off_policy/max"] == {"max": 2, "count": 8}
-    assert {name: row.metric(name) for name in row.metrics} == metrics
-    assert row.metric("absent") is None
-
-
-def test_stage_seconds_are_summed_over_lanes():
-    lanes = {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
-    assert StepRow(0, 1, 0.65, 0.65, 1, lanes).stages_s == {"generate": 0.3, "evaluate": 0.35}
-
-
-def test_the_kind_of_a_lane_is_its_name_without_the_number():
-    lanes = ["generator", "generator0", "generator12", "scorer_1", "learner"]
-    assert [lane_kind(lane) for lane in lanes] == ["generator", "generator", "generator", "scorer", "learner"]
 
 
 # ---- counters

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from harness.core.checkpoints import write_file
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
+from harness.learner.warm_start import lessons
+from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
+from harness.run import session
 from harness.run.continuation import SWEEP
 from harness.run.earlier_runs import recorded_text
 from harness.run.engine import Tries
@@ -95,6 +101,25 @@ class Planned:
         if learner.error is not None and learner.error[0] == BUILT:
             raise learner.error[1]
         return replace(parts, learner=learner)
+
+
+@cache
+def _trained(texts: tuple[str, ...], vocab_size: int, split_digits: bool) -> PreTrainedTokenizerFast:
+    return train_tokenizer(texts, vocab_size, split_digits=split_digits)
+
+
+def _trained_once(texts: Iterable[str], vocab_size: int, *, split_digits: bool = False) -> PreTrainedTokenizerFast:
+    return deepcopy(_trained(tuple(texts), vocab_size, split_digits))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_takes_longer_than_the_runs_once() -> Iterator[None]:
+    """Train the tokenizer of the presets, and ask git and the package index, for all tests of a file together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lessons, "train_tokenizer", _trained_once)
+        for name in ("code_state", "machine_facts", "package_versions"):
+            patch.setattr(session, name, cache(getattr(session, name)))
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from harness.run.actors.placement import Placement, could_fit
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.needs import Layout, ResourceRequest, layouts
 from harness.scenario.schema import Scenario
-from tests.run.conftest import Patch
 
 # ---- deaths, in the words of Ray 2.60
 
@@ -85,16 +84,10 @@ def test_errors_of_a_method_come_back_as_ours_were_and_others_with_their_stack()
     assert line.endswith("The transfer failed for object 00ff.")
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ActorDiedError(), "no connection: ActorDiedError"),
-        (RaySystemError("first\nlast"), "no connection: last"),
-    ],
-)
-def test_what_ray_raises_in_a_block_ends_the_run(error: Exception, words: str) -> None:
-    with pytest.raises(RunStopped, match=f"^{words}$"), ends_the_run("no connection"):
-        raise error
+def test_what_ray_raises_in_a_block_ends_the_run() -> None:
+    for error, words in ((ActorDiedError(), "ActorDiedError"), (RaySystemError("first\nlast"), "last")):
+        with pytest.raises(RunStopped, match=f"^no connection: {words}$"), ends_the_run("no connection"):
+            raise error
 
 
 def test_one_replacement_too_many_ends_the_run() -> None:
@@ -218,29 +211,20 @@ def test_uneven_nodes_of_a_real_cluster() -> None:
 # ---- processes
 
 
-def test_lines_of_all_processes_come_once_and_whole(tmp_path: Path) -> None:
-    logs = ProcessLogs(tmp_path)
-    learner, generator = logs.file_for("learner"), logs.file_for("generator")
+def test_lines_of_all_processes_come_once_and_whole_and_of_no_other_run(tmp_path: Path) -> None:
+    logs, others, elsewhere = ProcessLogs(tmp_path), ProcessLogs(tmp_path), ProcessLogs(None)
+    learner, generator, other = logs.file_for("learner"), logs.file_for("generator"), others.file_for("learner")
     assert learner is not None
     assert generator is not None
-    assert [path.name for path in (learner, generator)] == ["0-learner.log", "1-generator.log"]
+    assert ([learner.name, generator.name], other != learner) == (["0-learner.log", "1-generator.log"], True)
     learner.write_bytes(b"agent made\nhalf a li")
     generator.write_bytes("caf\u00e9 \xff\n".encode("latin-1"))
+    assert others.new_lines() == []
     assert logs.new_lines() == ["learner: agent made", "generator: caf\ufffd \ufffd"]
     assert logs.new_lines() == []
     with open(learner, "ab") as file:
         file.write(b"ne\nlast\n")
     assert logs.new_lines() == ["learner: half a line", "learner: last"]
-
-
-def test_two_runs_in_one_folder_do_not_read_each_other_and_elsewhere_there_are_no_files(tmp_path: Path) -> None:
-    first, second, elsewhere = ProcessLogs(tmp_path), ProcessLogs(tmp_path), ProcessLogs(None)
-    one, other = first.file_for("learner"), second.file_for("learner")
-    assert one is not None
-    assert one != other
-    one.write_text("of the first\n")
-    assert second.new_lines() == []
-    assert first.new_lines() == ["learner: of the first"]
     assert (elsewhere.file_for("learner"), elsewhere.new_lines()) == (None, [])  # output stays with Ray
 
 
@@ -308,18 +292,17 @@ def test_a_rank_that_holds_a_piece_of_the_model_gives_freed_memory_back(monkeypa
 class Start:
     """Stands for ``ray.init``: starts a process as Ray starts its own, and then ends as it is told."""
 
-    def __init__(self, end: BaseException | None) -> None:
-        self.end, self.processes = end, list[subprocess.Popen[bytes]]()
-        self.options: dict[str, Any] = {}
+    def __init__(self, end: BaseException) -> None:
+        self.end, self.processes, self.groups = end, list[subprocess.Popen[bytes]](), list[int]()
 
     def __call__(self, **options: Any) -> None:
-        self.options = options
+        assert options["address"] == "local"
         self.processes.append(services.ConsolePopen(["sleep", "600"]))
+        self.groups.append(os.getsid(self.processes[-1].pid))
         if isinstance(self.end, KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)  # never comes to this
-        if self.end is not None:
-            raise self.end
+        raise self.end
 
 
 @pytest.fixture(name="folders")
@@ -343,6 +326,7 @@ def test_a_start_that_ends_early_leaves_nothing(
     finally:
         signal.signal(signal.SIGTERM, handlers)
     (process,) = start.processes
+    assert start.groups == [process.pid] != [os.getsid(0)]  # no signals of the command's group reach Ray's processes
     assert process.wait(30) == -signal.SIGKILL
     assert (list(folders.iterdir()), services.ConsolePopen, os.environ.get(MARKS)) == ([], popen, None)
 
@@ -360,15 +344,3 @@ def test_a_process_that_has_just_been_started_is_ended_too(monkeypatch: pytest.M
     monkeypatch.setattr(psutil.Process, "environ", environ)
     end_marked(mark)
     assert process.wait(30) == -signal.SIGKILL
-
-
-def test_rays_processes_get_no_signals_of_the_commands_group(folders: Path, monkeypatch: Patch) -> None:
-    start = Start(None)
-    monkeypatch.setattr(ray, "init", start)
-    with RaySession(cpus=1):
-        (process,) = start.processes
-        assert os.getsid(process.pid) == process.pid != os.getsid(0)
-        assert start.options["address"] == "local"
-        process.kill()
-        process.wait()
-    assert list(folders.iterdir()) == []

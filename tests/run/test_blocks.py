@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,7 @@ def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path:
         blocks.add(a=1.0, b=exp(log_ratio))
     ((base, arm, effect),) = blocks.watch.standings
     assert (base, arm, effect.blocks) == ("a", "b", 2)
-    # mean 0.01, sd 0.02 / sqrt(2), t(0.975, 1) = 12.7062 (https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm)
-    reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2) * effect.widening
     assert effect.ratio == pytest.approx(exp(0.01))
-    assert effect.low is not None
-    assert log(effect.low) == pytest.approx(0.01 - reach, abs=1e-5)
     assert endpoint_of(blocks.watch.members) is SECONDS_PER_STEP
     assert not blocks.watch.is_enough
     blocks.add(a=1.0, b=1.0)
@@ -131,7 +127,7 @@ def test_an_earlier_experiment_tells_the_time_before_the_first_block() -> None:
 def test_a_block_took_the_time_between_the_starts_of_neighbours(load: Load, tmp_path: Path) -> None:
     """Blocks began at 11:15, 11:17 and 11:20. Other machines, settings and single blocks tell nothing."""
     variants, home = expand(load("steps: 4\nblocks: 3\narms: {a: {}, b: {group_size: 4}}\n")), tmp_path / "results"
-    for variant, minute in zip(variants, (15, 16, 17, 18, 20, 21), strict=True):
+    for variant, minute in zip(variants, (15, 16, 17, 18, 20, 24), strict=True):
         for scenario in ("trial",) if variant.block else ("trial", "cut_short"):
             started = {"scenario": scenario, "experiment": "e", "started_at": f"2026-11-20T11:{minute}:00.000Z"}
             with RunFolder.create(home, scenario, "e", variant.name) as folder:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -96,11 +95,6 @@ def test_a_token_of_the_public_model_by_hand() -> None:
     assert layer_bytes(of_transformers(QWEN), one, 4, autocast=True) == 123_904
     # bfloat16 weights: 16 x 1536 + 2 x (4 x 1536 + 4 x 8960) = 24,576 + 83,968
     assert layer_bytes(of_transformers(QWEN), one, 2, autocast=False) == 108_544
-
-
-def test_tokens_of_a_batch() -> None:
-    assert BATCH.tokens(of_transformers(NARROW)) == 8 * (20 + 32)
-    assert BATCH.tokens(PRESETS["small"]) == 2 * 20 + 8 * 32
 
 
 @pytest.mark.parametrize(
@@ -277,9 +271,8 @@ H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_gib": 80}
 BFLOAT16 = "model: {precision: bfloat16}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "gpus", "peak"),
-    [
+def test_the_peak_of_a_precision(load: Load) -> None:
+    for text, gpus, peak in (
         (BFLOAT16, [H100, H100], 989e12),
         (BFLOAT16.replace("bfloat16", "float16"), [H100], 989e12),
         (BFLOAT16.replace("bfloat16", "float32"), [H100], 67e12),
@@ -287,8 +280,6 @@ BFLOAT16 = "model: {precision: bfloat16}\n"
         (BFLOAT16, [H100, {"name": "NVIDIA A100-SXM4-80GB"}], None),  # of two kinds
         (BFLOAT16, [{"name": "Tesla T4"}], None),  # not known
         ("model: {type: paced}\nengine: {type: paced}\n", [H100], None),  # no weights
-    ],
-)
-def test_the_peak_of_a_precision(load: Load, text: str, gpus: list[dict[str, Any]], peak: float | None) -> None:
-    found = utilisation_of(load(text + "epochs_per_batch: 4\n"), gpus)
-    assert (found.peak if found.shape else None, found.epochs) == (peak, 4)
+    ):
+        found = utilisation_of(load(text + "epochs_per_batch: 4\n"), gpus)
+        assert (found.peak if found.shape else None, found.epochs) == (peak, 4), (text, gpus)

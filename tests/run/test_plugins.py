@@ -197,12 +197,6 @@ PROTOCOLS = {
         "log(self, step, values) cannot be called as the harness does; it has no method close",
         "def log(self, step: int, kind: str, values: Mapping[str, float]) -> None; add def close(self) -> None",
     ),
-    "an argument that there is not": (
-        "trackers: ['{}:Mine']",
-        "class Mine:\n    def __init__(self, folder, run):\n        pass\n",
-        "'run'",
-        "def Mine(folder: Path, run_name: str) -> MetricStream",
-    ),
     "an option that it does not take": (
         "task: {{type: '{}:Mine', options: {{mst: 3}}}}",
         "class Mine:\n    def __init__(self, most=3):\n        pass\n",
@@ -222,12 +216,6 @@ PROTOCOLS = {
         "Mine(model, tokenizer, **options) -> Engine",
     ),
     "another name": ("engine: {{type: '{}:Min'}}", "class Mine:\n    pass\n", "has no 'Min'", ":Mine?"),
-    "no kind of transport": (
-        "transport: {{type: '{}:Mine'}}",
-        "class Mine:\n    pass\n",
-        "type type",
-        "Mine = TransportKind(",
-    ),
     "a receiver of another form": (
         "transport: {{type: '{}:Mine'}}",
         "from harness.transports.catalogue import TransportKind\n"

@@ -44,12 +44,14 @@ def check(asked: Scenario, gpus: int = 0) -> None:
         ("steps: 8\nprofile: PROFILE\n", WINDOW.replace("learner", "generator1"), ("generator1",), ""),
         (TRACED, WINDOW, ("take turns by step",), "set interleaving to run"),
         ("steps: 8\nprofile: nsight\n", "", ("nsys must start the whole command",), "nsys profile"),
+        ("profile: nsight\ntransport: {type: object_store}\n", "", ("there is no nsys on the PATH",), "install"),
     ],
-    ids=["no such profile", "behind the last step", "no such lane", "arms in turns", "nsight"],
+    ids=["no such profile", "behind the last step", "no such lane", "arms in turns", "nsight", "no nsys"],
 )
 def test_a_profile_that_cannot_work_is_refused(
-    load: Load, tmp_path: Path, text: str, profile: str, what: tuple[str, ...], fix: str
+    load: Load, tmp_path: Path, monkeypatch: Patch, text: str, profile: str, what: tuple[str, ...], fix: str
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "mine.yaml").write_text(profile)
     with pytest.raises(UserError) as refused:
         check(load(text.replace("PROFILE", str(tmp_path / "mine.yaml"))))
@@ -64,14 +66,6 @@ def test_profiles_that_work_are_let_through(load: Load, tmp_path: Path) -> None:
     mine = str(tmp_path / "mine.yaml")
     check(load(f"steps: 5\nprofile: {mine}\n"))
     check(load(TRACED.replace("PROFILE", mine) + "interleaving: run\n"))
-
-
-def test_nsight_without_nsys_leaves_nothing(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    asked, out = load("steps: 8\nprofile: nsight\ntransport: {type: object_store}\n"), tmp_path / "results"
-    with pytest.raises(UserError, match="there is no nsys on the PATH"):
-        run_scenario(asked, out, quiet=True, show=unseen)
-    assert not out.exists()
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="MLflow is installed")
@@ -159,18 +153,15 @@ def test_a_refusal_is_one_line_with_both_versions(load: Load) -> None:
     assert "unknown" in refusal(FakeNvml([H200], driver=NVMLError(FUNCTION_NOT_FOUND)))[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "environment"),
-    [
-        ("placement: {device: cpu}\n", {}),  # on purpose
-        ("", {"CUDA_VISIBLE_DEVICES": ""}),  # on purpose too
-        ("model: {type: paced}\nengine: {type: paced}\nloss: {type: grpo_clip}\n", {}),  # no tensor anywhere
-        ("transport: {type: nixl}\n", {}),  # actors that reserve no GPU
-        ("transport: {type: nixl}\nplacement: {learner: {gpus: 1}, address: auto}\n", {}),  # other machines
-    ],
-)
-def test_runs_that_would_not_take_the_gpu_go_on(load: Load, text: str, environment: dict[str, str]) -> None:
-    check_gpu(load("steps: 8\n" + text), OLD, environment=environment)
+def test_runs_that_would_not_take_the_gpu_go_on(load: Load) -> None:
+    for text in (
+        "placement: {device: cpu}\n",  # on purpose
+        "model: {type: paced}\nengine: {type: paced}\nloss: {type: grpo_clip}\n",  # no tensor anywhere
+        "transport: {type: nixl}\n",  # actors that reserve no GPU
+        "transport: {type: nixl}\nplacement: {learner: {gpus: 1}, address: auto}\n",  # other machines
+    ):
+        check_gpu(load("steps: 8\n" + text), OLD)
+    check_gpu(load("steps: 8\n"), OLD, environment={"CUDA_VISIBLE_DEVICES": ""})  # on purpose too
 
 
 def test_torch_is_asked_only_where_the_driver_lists_a_gpu(load: Load) -> None:
@@ -274,15 +265,12 @@ def test_an_error_carries_its_innermost_span_through_a_pickle() -> None:
     assert raised_in(ValueError()) is None
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
+def test_settings_to_change_are_those_of_the_part_that_was_full(load: Load) -> None:
+    halves = "placement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n"
+    asked = load("steps: 2\nevaluation: {prompts: 64}\ntransport: {type: nixl}\n" + halves)
+    for part, expected in (
         ("learner", "raise gradient_accumulation_steps (now 1) (for activations, "),
         ("generator", "set engine.precision to bfloat16 (for engine weights, "),
         ("scorer", "take a GPU with more free memory"),
-    ],
-)
-def test_settings_to_change_are_those_of_the_part_that_was_full(load: Load, part: str, expected: str) -> None:
-    halves = "placement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n"
-    asked = load("steps: 2\nevaluation: {prompts: 64}\ntransport: {type: nixl}\n" + halves)
-    assert what_to_lower(asked, part).startswith(expected)
+    ):
+        assert what_to_lower(asked, part).startswith(expected), part

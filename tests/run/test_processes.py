@@ -31,14 +31,6 @@ def start(folder, module, *arguments, stdout=subprocess.PIPE, path=PROJECT):
     return subprocess.run(command, cwd=folder, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
 
 
-def test_bad_input_is_one_clear_error_and_exit_code_2(tmp_path):
-    """What else is said of it has tests in one process (test_mistakes.py)."""
-    done = start(tmp_path, "harness", "run", "quikstart")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"did you mean quickstart or quickstart_seeds?" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -223,7 +215,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]:
     return driver, int(forked), mark
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
     driver, forked, mark = started(tmp_path)
     driver.send_signal(number)

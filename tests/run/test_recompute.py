@@ -53,7 +53,7 @@ def found(folder: Path, scenario: Scenario, step: int = 3) -> dict[str, Check]:
 
 
 def test_every_figure_of_a_kept_step_is_the_recorded_one(run_folder: Path, scenario: Scenario) -> None:
-    for step in (0, 1, 3):
+    for step in (1, 3):
         checks = found(run_folder, scenario, step)
         assert {what: (check.values, check.largest, check.differing) for what, check in checks.items()} == {
             "files": (6, 0, ()),  # of the Learner two, the reference policy, of the batch two, the result
@@ -65,7 +65,7 @@ def test_every_figure_of_a_kept_step_is_the_recorded_one(run_folder: Path, scena
             "gradient norm": (4, 0, ()),
             "row in steps.jsonl": (2, 0, ()),
         }
-    assert main(["recompute", str(run_folder), "--step", "3"]) == 0
+    assert main(["recompute", str(run_folder), "--step", "0"]) == 0
     references = {path.stat().st_ino for path in run_folder.glob(f"{KEPT_STEPS}/*/reference_rank_0.safetensors")}
     assert len(references) == 1  # one copy for all three
     assert find_run_folders(run_folder) == [run_folder]

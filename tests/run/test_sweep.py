@@ -101,14 +101,20 @@ def test_attempts_are_bounded_over_commands_and_can_be_had_again(load: Load, tmp
     assert kept == {"8": "reason 1", "9": "reason 2"}  # numbers go on whatever else lies there
 
 
-def test_bad_input_is_not_tried_again_by_the_same_command(load: Load, tmp_path: Path) -> None:
+def test_what_bad_input_ended_or_kept_from_starting_is_tried_again_by_the_next_command(
+    load: Load, tmp_path: Path
+) -> None:
     trial, out = load(SWEEP), tmp_path / "out"
-    parts = Planned({1: [(1, UserError("the reward function raised"))]}, by="seed")
-    with pytest.raises(RunStopped, match="the reward function raised"):
+    errors = {1: [(1, UserError("the reward function raised"))], 2: [(BUILT, UserError("no weights"))]}
+    parts = Planned(errors, by="seed")
+    with pytest.raises(RunStopped, match=r"the reward function raised(.|\n)*no weights"):
         run_sweep(trial, out, parts)
     assert parts.seeds == [0, 1, 2]
+    (experiment,), damaged = gather([out])
+    ends = [(each.run.status, each.steps) for each in experiment.members]
+    assert (ends, damaged) == ([("completed", 3), ("failed", 1), ("failed", 0)], [])
     assert run_sweep(trial, out, parts) == 0
-    assert parts.seeds == [0, 1, 2, 1]
+    assert parts.seeds == [0, 1, 2, 1, 2]
 
 
 def test_a_run_that_diverged_is_a_result(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,18 +130,6 @@ def test_a_run_that_diverged_is_a_result(load: Load, tmp_path: Path, capsys: pyt
     assert "diverged at step 1" in capsys.readouterr().out
 
 
-def test_what_could_not_even_start_is_written_down(load: Load, tmp_path: Path) -> None:
-    trial, out = load(SWEEP), tmp_path / "out"
-    parts = Planned({2: [(BUILT, UserError("no weights in the model folder"))]}, by="seed")
-    with pytest.raises(RunStopped, match="no weights in the model folder"):
-        run_sweep(trial, out, parts)
-    assert parts.seeds == [0, 1, 2]
-    assert states(trial, out)[2] is State.FAILED
-    (experiment,), damaged = gather([out])
-    ends = [(each.run.status, each.steps) for each in experiment.members]
-    assert (ends, damaged) == ([("completed", 3), ("completed", 3), ("failed", 0)], [])
-
-
 def test_another_scenario_of_the_name_is_another_sweep(load: Load, tmp_path: Path, capsys: Caps) -> None:
     out, parts = tmp_path / "out", Planned()
     run_sweep(load(SWEEP), out, parts)
@@ -146,18 +140,6 @@ def test_another_scenario_of_the_name_is_another_sweep(load: Load, tmp_path: Pat
     assert "  steps: 3 -> 4\n" in capsys.readouterr().err
     run_sweep(load(SWEEP), out, parts)  # the first one is found although it is not the newest
     assert parts.seeds == [0, 1, 2, 0, 1]
-    assert len(list((out / "trial").iterdir())) == 2
-
-
-def test_a_folder_that_is_named_goes_on_though_there_is_a_newer_sweep(load: Load, tmp_path: Path) -> None:
-    trial, out = load(SWEEP), tmp_path / "out"
-    parts = Planned({1: dies(*["reason"] * 3)}, by="seed")
-    with pytest.raises(RunStopped, match=r"run --resume .*/out/"):
-        run_sweep(trial, out, parts)
-    old = folder_of(trial, out)
-    assert find_sweep(out, trial) == old != begun_sweep(out, trial) == find_sweep(out, trial)
-    assert run_scenario(trial, out, True, parts, unseen, tries=Tries(retry_failed=True), sweep=old) == 0
-    assert parts.seeds == [0, 1, 2, 1, 1, 1]
     assert len(list((out / "trial").iterdir())) == 2
 
 
@@ -218,11 +200,19 @@ def test_arms_and_blocks_are_points(
     assert (len(runs), {each.manifest.interleaving for each in runs.values()}) == (6, {turns})
 
 
-def test_one_arm_of_those_that_take_turns_is_made_again_by_itself(load: Load, tmp_path: Path) -> None:
-    text = SWEEP.replace(SEEDS, "arms: {a: {seed: 1}, b: {seed: 2}}\ninterleaving: step")
-    assert run_sweep(load(text), tmp_path / "out", Planned({2: dies("an actor died")}, by="seed")) == 0
-    turns = {name: each.manifest.interleaving for name, each in runs_in(tmp_path / "out").items()}
+def test_a_folder_that_is_named_goes_on_though_there_is_a_newer_sweep(load: Load, tmp_path: Path) -> None:
+    """One arm of those that take turns is made again by itself."""
+    trial, out = load(SWEEP.replace(SEEDS, "arms: {a: {seed: 1}, b: {seed: 2}}\ninterleaving: step")), tmp_path / "out"
+    parts = Planned({2: dies(*["reason"] * 3)}, by="seed")
+    with pytest.raises(RunStopped, match=r"run --resume .*/out/"):
+        run_sweep(trial, out, parts)
+    old = folder_of(trial, out)
+    assert find_sweep(out, trial) == old != begun_sweep(out, trial) == find_sweep(out, trial)
+    assert run_scenario(trial, out, True, parts, unseen, tries=Tries(retry_failed=True), sweep=old) == 0
+    assert parts.seeds == [1, 2, 2, 2, 2]
+    turns = {run.manifest.arm: run.manifest.interleaving for run in runs_in(old).values()}
     assert turns == {"a": "step", "b": "run"}
+    assert len(list((out / "trial").iterdir())) == 2
 
 
 def test_a_reward_that_is_gone_is_told_with_its_point(make_run: Make, load: Load) -> None:

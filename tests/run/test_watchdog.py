@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.errors import RunStopped
 from harness.core.trace import OpenSpan, RecordingTracer, Span, Stage
-from harness.run.watchdog import likely_culprit, open_lines, stack_dumps, waiting_chain, watch
+from harness.run.watchdog import likely_culprit, stack_dumps, waiting_chain, watch
 from harness.simulate.clock import run_virtual
 
 S = 1_000_000_000
@@ -136,19 +136,6 @@ def test_when_a_stall_is_one(
     if work is hangs_beside_another:
         assert "generator1 has been in generate for 6.0 s" in (result.error or "")
         assert "generator0" not in (result.error or "")
-
-
-def test_open_spans_are_told_longest_first_and_without_what_they_lack() -> None:
-    spans = [
-        OpenSpan("b", Stage.WAIT_FOR_ROOM, 2 * S, -1, 3),
-        OpenSpan("a", Stage.WAIT_FOR_WEIGHTS, 2 * S, 4, -1),
-        OpenSpan("driver", Stage.STARTUP, 0, -1, -1),
-    ]
-    assert open_lines(spans, 14_260_000_000) == [
-        "driver: startup since 0.0 s (14.3 s so far)",
-        "a: wait_for_weights for step 4 since 2.0 s (12.3 s so far), waits for the Learner",
-        "b: wait_for_room since 2.0 s (12.3 s so far), at policy version 3, waits for the Learner",
-    ]
 
 
 def test_the_culprits_are_those_who_do_not_wait() -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.errors import RunStopped
 from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
+from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, ScoredBatch, WorkItem
 from harness.engines.stop_strings import SpecialTokens
 from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
-from harness.run.prompts import check_prompts_fit
 from harness.run.weight_sync import publish_weights
 from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker
 from harness.tasks.scoring import DirectRewards
@@ -70,10 +69,6 @@ class StartsWith:
         return {"reward": hit, "format_reward": 1.0, "answer_reward": hit}
 
 
-def direct() -> DirectRewards:
-    return DirectRewards(StartsWith().reward, lambda: False)
-
-
 def ticking() -> RecordingTracer:
     return RecordingTracer(itertools.count(0, 10).__next__)
 
@@ -86,8 +81,20 @@ def generator_of(
     return GeneratorWorker(engine, receiver, **asked, **options)
 
 
+def scored_of(item: WorkItem, reward: Any = None, num_examples: int = 0) -> tuple[ScoredBatch, list[Stage]]:
+    """Sample and score; return the batch and the stages that were opened."""
+    tracer = ticking()
+    groups = generator_of(Echo(), tracer).generate(item)
+    rewards = DirectRewards(reward or StartsWith().reward, lambda: False)
+    scored = ScorerWorker(rewards, num_examples, tracer).score(item, groups)
+    return scored, [span.stage for span in tracer.drain()]
+
+
 def train_item(prompt_ids: tuple[int, ...] = (0, 1)) -> WorkItem:
     return WorkItem(Purpose.TRAIN, 3, 0, prompt_ids, 2, seed=77)
+
+
+VALIDATION = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
 
 
 def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
@@ -167,10 +174,7 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
             raise ValueError("no such answer")
         return StartsWith().reward(response, ground_truth)
 
-    tracer = ticking()
-    generator = generator_of(Echo(), tracer)
-    scorer = ScorerWorker(DirectRewards(reward, lambda: False), 0, tracer)
-    scored = scorer.score(train_item(), generator.generate(train_item()))
+    scored, _ = scored_of(train_item(), reward)
     assert [(group.prompt_id, group.rewards) for group in scored.groups] == [(1, (0.0, 1.0))]
     assert scored.failed_groups == 1
     assert "no such answer" in (scored.failure or "")
@@ -178,10 +182,7 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
 
 
 def test_scoring_fills_in_rewards_and_counts() -> None:
-    tracer = ticking()
-    generator = generator_of(Echo(), tracer)
-    scorer = ScorerWorker(direct(), num_examples=1, tracer=tracer)
-    scored = scorer.score(train_item(), generator.generate(train_item()))
+    scored, stages = scored_of(train_item(), num_examples=1)
     # "a" is right and "ab" wrong; "x" is wrong and "xy" right.
     assert [group.rewards for group in scored.groups] == [(1.0, 0.0), (0.0, 1.0)]
     assert scored.metrics == {
@@ -192,39 +193,17 @@ def test_scoring_fills_in_rewards_and_counts() -> None:
         "truncated_fraction": Metric(0.5, count=4),
     }
     assert scored.examples == ()
-    assert [span.stage for span in tracer.drain()] == [Stage.GENERATE, Stage.SCORE]
+    assert stages == [Stage.GENERATE, Stage.SCORE]
 
 
 def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
-    tracer = ticking()
-    generator = generator_of(Echo(), tracer)
-    scorer = ScorerWorker(direct(), num_examples=4, tracer=tracer)
-    item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
-    scored = scorer.score(item, generator.generate(item))
+    scored, stages = scored_of(VALIDATION, num_examples=4)
     assert [(e.prompt, e.response, e.reward, e.num_tokens, e.finish_reason) for e in scored.examples] == [
         ("mno", "m", 1.0, 1, "stop")
     ]
     assert scored.metrics["validation/reward"] == Metric(1.0, count=1)
     assert scored.metrics["validation/response_length"] == Metric(1.0, count=1)
-    assert [span.stage for span in tracer.drain()] == [Stage.EVALUATE, Stage.EVALUATE]
-
-
-def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -> None:
-    check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=8)
-    check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=None)
-    with pytest.raises(UserError, match=r"(?s)3 of 3 .* 8.* has 3 tokens; with 6 response tokens that is 9") as caught:
-        check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=8)
-    assert "sampling.max_tokens to 5 or less" in str(caught.value.fix)
-
-
-def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
-    tracer = ticking()
-    generator = generator_of(Echo(), tracer)
-    asked = iter([False, False, True])
-    scorer = ScorerWorker(DirectRewards(StartsWith().reward, lambda: next(asked)), 0, tracer)
-    with pytest.raises(Interrupted):
-        scorer.score(train_item(), generator.generate(train_item()))
-    assert next(asked, None) is None
+    assert stages == [Stage.EVALUATE, Stage.EVALUATE]
 
 
 class Thinking(Letters):
@@ -247,10 +226,10 @@ def test_special_tokens_are_kept_for_the_reward_or_counted(skip: bool, texts: li
             return Completion(ids, np.zeros(4, np.float32), "m", "stop")
 
     tracer, special = ticking(), SpecialTokens(Thinking(), ends=(0,))
-    item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
-    groups = generator_of(Ends(), tracer, special=special, skip_special=skip).generate(item)
+    groups = generator_of(Ends(), tracer, special=special, skip_special=skip).generate(VALIDATION)
     assert ([each.text for each in groups[0].data.completions], groups[0].dropped_special) == (texts, dropped)
-    metrics = ScorerWorker(direct(), num_examples=0, tracer=tracer).score(item, groups).metrics
+    rewards = DirectRewards(StartsWith().reward, lambda: False)
+    metrics = ScorerWorker(rewards, num_examples=0, tracer=tracer).score(VALIDATION, groups).metrics
     assert metrics.get(f"validation/{DROPPED_SPECIAL}") == (Metric(1.0, count=1) if dropped else None)
     assert not special.are_in([ord("m"), ord("x"), 0])
     line = dropped_special_line(EvaluationRow(version=0, step=0, elapsed_s=0.0, metrics=store_metrics(metrics)))

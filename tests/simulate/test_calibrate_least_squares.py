@@ -93,8 +93,3 @@ def test_long_and_short_spans_count_alike() -> None:
     units_NK = np.array([[1.0], [1000.0]])
     found = fit_costs(units_NK, np.array([0.0011, 0.9]), np.array([0, 1]))
     assert found.seconds[0] == pytest.approx(0.001, rel=0.02)
-
-
-def test_no_spans_are_refused() -> None:
-    with pytest.raises(ValueError, match="0 rows of units, 0 spans"):
-        fit_costs(np.zeros((0, 2)), np.zeros(0), np.zeros(0, dtype=np.int64))

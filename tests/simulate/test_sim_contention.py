@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.simulate.clock import VirtualClockLoop, run_virtual
+from harness.simulate.clock import run_virtual
 from harness.simulate.timeline import OwnDevice, Piece, SharedCores
 
 
@@ -37,33 +37,24 @@ def test_alone_a_call_takes_just_its_seconds(place):
     assert heard == pytest.approx(2.75, abs=1e-12)
 
 
-def test_two_that_work_at_the_same_time_slow_each_other_down():
-    (a, _), (b, _) = run_at(SharedCores(2, 0.25), (0, "a", [(2.0,)]), (1, "b", [(2.0,)]))
-    # until 1 s a does 1 of its 2 s; then both go at 1 / 1.25 = 0.8: a's other second takes 1.25 s, until 2.25 s;
-    # b has done 1.25 x 0.8 = 1 s by then, and does the other one alone, until 3.25 s
-    assert flat(a) == pytest.approx([0, 2.25], abs=1e-9)
-    assert flat(b) == pytest.approx([1, 3.25], abs=1e-9)
-
-
-def test_more_threads_than_cores_share_them():
-    (a, _), (b, _) = run_at(SharedCores(2, 0.0), (0, "a", [(1.0, 2)]), (0, "b", [(3.0, 2)]))
-    # 4 threads on 2 cores: both at 1/2, so a is done after 2 s; b has done 1 s and takes 2 s more alone
-    assert flat(a) == pytest.approx([0, 2], abs=1e-9)
-    assert flat(b) == pytest.approx([0, 4], abs=1e-9)
-
-
-def test_waiting_slows_nobody_down():
-    (a, _), (b, _) = run_at(SharedCores(1, 1.0), (0, "a", [(2.0,)]), (0, "b", [(5.0, 0), (1.0,)]))
-    assert flat(a) == pytest.approx([0, 2], abs=1e-9)
-    assert flat(b) == pytest.approx([0, 5, 5, 6], abs=1e-9)
-
-
-def test_a_brief_piece_is_slowed_down_and_slows_nobody_down():
-    (a, _), (b, _) = run_at(SharedCores(2, 0.5), (0, "a", [(3.0,)]), (1, "b", [(0.5, 2, True), (0.5, 2, True)]))
-    # beside one other: 3 cores wanted of 2, and 1 / 1.5: at 4/9, so that 0.5 s take 1.125 s
-    assert flat(a) == pytest.approx([0, 3], abs=1e-9)
-    # the second half: until 3 s 0.875 x 4/9 = 0.3889 of its 0.5 s, the rest alone
-    assert flat(b) == pytest.approx([1, 2.125, 2.125, 3 + 0.5 - 0.875 * 4 / 9], abs=1e-9)
+@pytest.mark.parametrize(
+    ("cores", "slowdown", "jobs", "expected"),
+    [
+        # two at work: until 1 s a does 1 of its 2 s; then both go at 1 / 1.25 = 0.8: a needs 1.25 s for the rest, until
+        # 2.25 s; b has done 1.25 x 0.8 = 1 s by then, and does the other one alone, until 3.25 s
+        (2, 0.25, [(0, "a", [(2.0,)]), (1, "b", [(2.0,)])], [[0, 2.25], [1, 3.25]]),
+        # 4 threads on 2 cores: both at 1/2, so a is done after 2 s; b has done 1 s and takes 2 s more alone
+        (2, 0.0, [(0, "a", [(1.0, 2)]), (0, "b", [(3.0, 2)])], [[0, 2], [0, 4]]),
+        (1, 1.0, [(0, "a", [(2.0,)]), (0, "b", [(5.0, 0), (1.0,)])], [[0, 2], [0, 5, 5, 6]]),  # waiting slows nobody
+        # a brief piece slows nobody down; beside one other: 3 cores wanted of 2, and 1 / 1.5: at 4/9, so 0.5 s take
+        # 1.125 s; the second half: until 3 s 0.875 x 4/9 = 0.3889 of its 0.5 s, the rest alone
+        (2, 0.5, [(0, "a", [(3.0,)]), (1, "b", [(0.5, 2, True), (0.5, 2, True)])],
+         [[0, 3], [1, 2.125, 2.125, 3 + 0.5 - 0.875 * 4 / 9]]),
+    ],
+)  # fmt: skip
+def test_who_shares_cores_goes_on_as_fast_as_the_others_leave(cores, slowdown, jobs, expected):
+    answers = run_at(SharedCores(cores, slowdown), *jobs)
+    assert [flat(times) for times, _ in answers] == [pytest.approx(each, abs=1e-9) for each in expected]
 
 
 @pytest.mark.parametrize("place", [OwnDevice(), SharedCores(4, 0.5)])
@@ -72,21 +63,6 @@ def test_calls_of_one_thread_take_turns(place):
     assert flat(first) == pytest.approx([0, 2], abs=1e-9)
     assert flat(second) == pytest.approx([2, 5], abs=1e-9)
     assert heard == pytest.approx(5, abs=1e-9)
-
-
-@pytest.mark.parametrize("place", [OwnDevice(), SharedCores(2, 0.0)])
-def test_work_goes_on_while_the_driver_is_held_up(place):
-    async def main(tracer):
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualClockLoop)
-        work = asyncio.ensure_future(place.run("a", [Piece(1.0), Piece(0.5)]))
-        await asyncio.sleep(0)
-        loop.block(4.0)
-        return await work, loop.time()
-
-    (times, heard), _ = run_virtual(main)
-    assert flat(times) == pytest.approx([0, 1, 1, 1.5], abs=1e-9)  # its own times, although nobody heard of them
-    assert heard == pytest.approx(4.0, abs=1e-9)
 
 
 def test_what_ends_while_the_driver_is_held_up_frees_the_cores_at_its_own_time():
@@ -98,12 +74,12 @@ def test_what_ends_while_the_driver_is_held_up_frees_the_cores_at_its_own_time()
         long = asyncio.ensure_future(place.run("b", [Piece(3.0)]))
         await asyncio.sleep(0.5)
         loop.block(9.5)
-        return await short, await long
+        return await short, await long, loop.time()
 
-    (short, long), _ = run_virtual(main)
+    (short, long, heard), _ = run_virtual(main)
     # both at 1/2 until 2 s, where the short one has done its second; the long one then has 2 of its 3 s left
-    assert flat(short) == pytest.approx([0, 2], abs=1e-9)
-    assert flat(long) == pytest.approx([0, 4], abs=1e-9)
+    assert (flat(short), flat(long)) == (pytest.approx([0, 2], abs=1e-9), pytest.approx([0, 4], abs=1e-9))
+    assert heard == pytest.approx(10.0, abs=1e-9)
 
 
 @given(

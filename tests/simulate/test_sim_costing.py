@@ -9,7 +9,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from harness.simulate.cost_model import CostModel, Draw, StepNoise, mean_one, run_factor
+from harness.simulate.cost_model import CostModel, Draw, StepNoise, run_factor
 from harness.simulate.machine import Correction, StageCost, load_machine
 from tests.simulate.conftest import cost, made
 
@@ -87,10 +87,12 @@ def test_a_wrong_precision_is_set_for_both_parts_and_a_profile_that_fits_is_name
     assert ", take --machine xeon-2-cores, " in fix
 
 
-def test_central_prediction_has_no_noise():
+def test_a_draw_has_its_name_and_none_has_no_noise():
     noisy = update(step_log_sd=0.5, run_log_sd=0.5, covariance=((0.01, 0.0), (0.0, 0.01)), unseen_log_sd=0.3)
     found = costing(noisy, model="course")
     assert [found.seconds("update", "learner", step, WORK) for step in range(3)] == [2.0, 2.0, 2.0]
+    drawn = [Draw(number, seed).normal(name) for number in (1, 2, 1) for seed in (0, 1) for name in ("a", "b")]
+    assert (len(set(drawn)), drawn[:4]) == (8, drawn[8:])
 
 
 def test_draws_keep_the_mean_and_vary_as_far_as_each_part_says():
@@ -125,21 +127,6 @@ MANY = 4000
 def logs(factors, log_sd):
     """Undo exp(s x - s^2 / 2)."""
     return [(math.log(factor) + log_sd**2 / 2) / log_sd for factor in factors]
-
-
-def test_equal_names_give_equal_draws_and_others_do_not():
-    assert Draw(3, 7).normal("run", "update") == Draw(3, 7).normal("run", "update")
-    drawn = [Draw(number, seed).normal(name) for number in (1, 2) for seed in (0, 1) for name in ("a", "b")]
-    assert len(set(drawn)) == 8
-
-
-def test_a_factor_of_mean_one():
-    # exp(0.3 x 1.2 - 0.09 / 2) = exp(0.315)
-    assert mean_one(0.3, 1.2) == pytest.approx(1.3702594, rel=1e-6)
-    assert Draw(1).factor(0.0, "any") == 1.0
-    factors = [Draw(number).factor(0.5, "model") for number in range(MANY)]
-    # the standard deviation of such a factor is sqrt(exp(0.25) - 1) = 0.533; five standard errors of the mean
-    assert fmean(factors) == pytest.approx(1.0, abs=5 * 0.533 / math.sqrt(MANY))
 
 
 def test_step_noise_has_the_spread_and_the_correlation_of_its_process():
@@ -180,17 +167,6 @@ def test_coefficients_follow_their_covariance():
         assert stdev(drawn[:, column]) == pytest.approx(sd, abs=5 * sd / math.sqrt(2 * MANY))
     # -3 / (2 x 3)
     assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(-0.5, abs=5 * (1 - 0.25) / math.sqrt(MANY))
-
-
-def test_a_drawn_coefficient_is_never_below_zero():
-    drawn = [Draw(number).coefficients([0.0], [[1.0]], "update")[0] for number in range(200)]
-    assert min(drawn) == 0.0
-    assert max(drawn) > 0.0
-    # half of the draws are cut: 100, five standard deviations of sqrt(200 / 4) = 7.1
-    assert sum(value == 0.0 for value in drawn) == pytest.approx(100, abs=36)
-
-
-def test_coefficients_that_are_not_measured_stay_as_they_are():
-    assert Draw(1).coefficients([1.0, 2.0], (), "update") == [1.0, 2.0]
-    with pytest.raises(ValueError, match=r"shape \(1, 1\) does not go with 2 coefficients"):
-        Draw(1).coefficients([1.0, 2.0], [[1.0]], "update")
+    cut = [Draw(number).coefficients([0.0], [[1.0]], "update")[0] for number in range(200)]
+    assert min(cut) == 0.0  # half of the draws: 100, five standard deviations of sqrt(200 / 4) = 7.1
+    assert sum(value == 0.0 for value in cut) == pytest.approx(100, abs=36)

@@ -295,6 +295,12 @@ def test_gpus_are_spread_over_ranks_and_generators() -> None:
         "learner.mesh.replicate": 2,  # a copy on each of two machines
         "gradient_accumulation_steps": 1,  # half of 8 rows would be fewer than one microbatch
     }
+    # of more than one machine whole ones: 12 ranks are 8; on one machine as many as the share says
+    halves = (spread_keys({"gpus": gpus, "learner_share": 0.5}, base, 8) for gpus in (24, 6))
+    assert [(keys["placement.learner.ranks"], keys["placement.generator.count"]) for keys in halves] == [
+        (8, 16),
+        (3, 3),
+    ]
     assert spread_keys({"placement.learner.ranks": 4}, base, 8) == {"gradient_accumulation_steps": 2}
     assert spread_keys({"max_lag": 1}, base, 8) == {}
 

@@ -136,14 +136,6 @@ def test_continuous_batching_gives_a_place_to_the_next_one_at_once():
     assert decode_steps([], slots=2) == 0
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 8))
-def test_more_places_never_take_more_steps_and_no_work_is_lost(lengths, slots):
-    steps = decode_steps(lengths, slots)
-    row_steps = sum(length - 1 for length in lengths)
-    assert max(-(-row_steps // slots), max(lengths) - 1) <= steps <= row_steps
-    assert decode_steps(lengths, len(lengths)) == max(lengths) - 1
-
-
 def test_the_native_engine_serves_batch_after_batch_and_vllm_continuously():
     native = workload(engine={"type": "native", "max_batch": 2})
     assert native.generate(GROUPS) == generate_features(native.shape, GROUPS, 2)
@@ -163,22 +155,6 @@ def test_training_counts_microbatches_passes_and_optimizer_steps():
     assert work.log_probs(GROUPS) == pass_features(work.shape, GROUPS, 2)
     monitored = workload(loss={"kl": {"monitor": True}})
     assert monitored.reference_log_probs(GROUPS) == pass_features(work.shape, GROUPS, 4, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "old", "reference"),
-    [
-        ({}, False, False),
-        ({"epochs_per_batch": 2}, True, False),
-        ({"epochs_per_batch": 2, "max_lag": 1}, False, False),
-        ({"epochs_per_batch": 2, "max_lag": 1, "loss": {"proximal": "recompute"}}, True, False),
-        ({"loss": {"kl": {"monitor": True}}}, True, True),
-        ({"loss": {"kl": {"coefficient": 0.1}}}, False, True),
-    ],
-)
-def test_which_passes_a_step_has(changes, old, reference):
-    work = workload(**changes)
-    assert (work.has_old_log_probs, work.has_reference) == (old, reference)
 
 
 def test_a_weight_sync_moves_the_models_bytes():

@@ -9,7 +9,6 @@ from harness.run.memory.shape import shape_for
 from harness.scenario.derived import threads_on
 from harness.scenario.lanes import all_lanes, lanes_of
 from harness.scenario.load import load_scenario
-from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.simulate.lengths import number_of_prompts
 from harness.simulate.machine import Device, MachineProfile, load_machine
@@ -106,18 +105,6 @@ def test_prompts_of_files_are_as_many_as_the_task_finds(tmp_path, separate):
     scenario = Scenario(task={"type": "jsonl", "reward": reward, **files})
     assert number_of_prompts(scenario) == (len(task.train_prompts), len(task.validation_prompts))
     assert number_of_prompts(scenario) == ((23, 1) if separate else (20, 3))  # a tenth of 23, rounded up
-
-
-def test_the_plan_follows_the_scenario():
-    scenario = Scenario(steps=5, max_lag=2, lag_control="drop", evaluation={"every": 3, "prompts": 10})
-    plan = loop_plan(scenario, num_train=40, num_validation=6)
-    assert (plan.steps, plan.max_lag, plan.lag_control, plan.evaluate_every) == (5, 2, "drop", 3)
-    assert plan.validation_prompts == tuple(range(6))
-    assert len(plan.batch_prompts(0)) == 8
-    assert plan.replay.capacity == 0
-    replay = loop_plan(Scenario(replay={"capacity": 16}, max_lag=1), 40, 6).replay
-    # 16 groups are refilled in 2 steps of 8: max_lag 1 + 2
-    assert (replay.capacity, replay.max_age, replay.sample_groups) == (16, 3, 8)
 
 
 def test_lanes_are_numbered_where_there_are_several_and_threads_are_asked_for_or_a_share_of_the_cores():

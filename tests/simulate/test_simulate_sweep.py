@@ -15,9 +15,8 @@ from harness.core.errors import UserError
 from harness.scenario.load import load_scenario
 from harness.simulate.knee import advice, find_knee, smallest_good
 from harness.simulate.machine import load_machine
-from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Axis, Question, answers, axis_of, points_of, read_axes, read_axis, steady
-from harness.simulate.sweep import Sweep, draws_for, knee_of, run_sweep
+from harness.simulate.sweep import Sweep, draws_for, run_sweep
 from tests.simulate.conftest import ABACUS
 
 SMALL = (
@@ -178,20 +177,6 @@ def test_a_sweep_ends_in_files_a_picture_and_what_to_choose(tmp_path: Path) -> N
     # 0.42 s against 0.65 s for the same tokens: -35.4%
     for part in ("With transport shared_memory: take epochs_per_batch 1", "more (2): -35.4%", "left out: 2 points"):
         assert part in said
-    again = run_sweep(sweep, tmp_path, 1, True, Console(quiet=True), Console(quiet=True))
-    assert again.files[2].read_bytes() == picture.read_bytes()  # the same data, the same picture
-    assert again.files[0].parent != points.parent
-
-
-def test_a_line_is_drawn_in_the_order_of_its_numbers_however_they_were_typed(tmp_path: Path) -> None:
-    pictures = []
-    for values in ((0, 1, 2), (2, 0, 1)):
-        axis = Axis("max_lag", values)
-        line = answers(question(), list(points_of([axis])), processes=1)
-        path = tmp_path / f"{values[0]}.png"
-        draw_sweep(path, "toy", load_machine(ABACUS), axis, {"": line}, {"": knee_of(line, axis)})
-        pictures.append(path.read_bytes())
-    assert pictures[0] == pictures[1]
 
 
 def test_a_sweep_of_which_nothing_can_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

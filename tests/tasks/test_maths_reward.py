@@ -68,24 +68,23 @@ def test_where_the_answer_is_looked_for(reward_fn, responses: dict[float | None,
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {x} and \fbox{y}", "y"),
-        (r"$\boxed 5$", "5"),
-        (r"\boxed{a} then \boxed{b", None),
-        (r"\boxedfoo{1}", None),
-        (r"\boxed", None),
-        (r"\boxed{}", ""),
-        ("no box", None),
-        (r"\boxed{" + "1" * MAX_ANSWER_CHARS + "}", "1" * MAX_ANSWER_CHARS),
-        (r"\boxed{" + "1" * (MAX_ANSWER_CHARS + 1) + "}", None),
-    ],
-)
-def test_the_last_box(text: str, answer: str | None) -> None:
-    assert boxed_answer(text) == answer
+BOXES = [
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"\boxed {x} and \fbox{y}", "y"),
+    (r"$\boxed 5$", "5"),
+    (r"\boxed{a} then \boxed{b", None),
+    (r"\boxedfoo{1}", None),
+    (r"\boxed", None),
+    (r"\boxed{}", ""),
+    ("no box", None),
+    (r"\boxed{" + "1" * MAX_ANSWER_CHARS + "}", "1" * MAX_ANSWER_CHARS),
+    (r"\boxed{" + "1" * (MAX_ANSWER_CHARS + 1) + "}", None),
+]
+
+
+def test_the_last_box() -> None:
+    assert [(text, boxed_answer(text)) for text, _ in BOXES] == BOXES
 
 
 LONG = [

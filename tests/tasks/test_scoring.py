@@ -4,7 +4,6 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from harness.core.child_process import ChildProcess
 from harness.core.errors import Interrupted
 from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
+from tests.tasks.conftest import is_alive, orphaned, until_gone
 
 NAME = "own_reward_under_test"
 SIGNATURE = "def score(response, truth):\n    "
@@ -62,39 +62,15 @@ def failure(rewards: GroupRewards, *responses: str, truth: str = "truth") -> str
     return str(caught.value)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a killed one whose new parent has not looked at it yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until_gone(pids: list[int], seconds: float = 60.0) -> None:
-    ends_by = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < ends_by:
-        time.sleep(0.01)
-    assert left == []
-
-
 def whole(reward: float) -> dict[str, float]:
     return {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
 
 
-def two_parts(response: str, truth: str) -> dict[str, float]:
-    return {"reward": 1.0, "format_reward": 1.0}
-
-
-def not_finite(response: str, truth: str) -> dict[str, float]:
-    return whole(float(response))
-
-
-def raises(response: str, truth: str) -> dict[str, float]:
-    return whole(1.0 / len(response))
-
-
-def exits(response: str, truth: str) -> dict[str, float]:
-    sys.exit(0)
+def plain(response: str, truth: str) -> dict[str, float]:
+    """Fail as the response says: a function that no ``UserReward`` has looked at."""
+    if response == "exits":
+        sys.exit(0)
+    return {"reward": 1.0, "format_reward": 1.0} if response == "two parts" else whole(float(response))
 
 
 # ---- what both kinds do alike
@@ -113,62 +89,53 @@ def test_any_text_crosses_as_it_is(make: Make, write: Write) -> None:
     assert [part["reward"] for part in rewards(texts, texts[3])] == [30.0, 31.0, 32.0, 33.0, 34.0]
 
 
-def test_a_function_that_raises_or_returns_nonsense_costs_its_group_only(make: Make, write: Write) -> None:
-    rewards = make(
-        write(SIGNATURE + "return {'lambda': lambda: 1, 'nan': float('nan')}.get(response, 1 / len(truth))\n")
-    )
-    name = f"the reward function {NAME}:score"
-    for responses, truth, says in [
-        (("a", "b"), "", f"response 1 of 2: {name} raised ZeroDivisionError: division by zero for the response 'a'"),
-        (("", "lambda"), "t", f"response 2 of 2: {name} returned <function score.<locals>.<lambda> at"),
-        (("nan",), "t", f"response 1 of 1: {name} returned nan, as its reward; expected a finite number"),
-    ]:
-        assert failure(rewards, *responses, truth=truth).startswith(says)
-        assert rewards([""], "four") == [whole(0.25)]
+FAILS = {
+    "1 / 0": "raised ZeroDivisionError: division by zero for the response 'a'",
+    "raise GeneratorExit": "raised GeneratorExit for the response 'a'",
+    "raise BaseException": "raised BaseException for the response 'a'",
+    "import asyncio; raise asyncio.CancelledError": "raised CancelledError for the response 'a'",
+    "return lambda: 1": "returned <function score.<locals>.<lambda> at",
+    "return float('nan')": "returned nan, as its reward; expected a finite number",
+    "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')": "changed the current folder to ",
+}
 
 
-@pytest.mark.parametrize(
-    ("reward", "response", "says"),
-    [
-        (raises, "", "raised ZeroDivisionError: float division by zero, for the response ''"),
-        (exits, "", "raised SystemExit: 0, for the response ''"),
-        (
-            two_parts,
-            "",
-            "gave {'reward': 1.0, 'format_reward': 1.0}; expected finite numbers for reward, format_reward, ",
-        ),
-        (not_finite, "-inf", "gave {'reward': -inf, 'format_reward': 1.0, 'answer_reward': -inf}; expected finite"),
-    ],
-)
-def test_a_plain_function_that_fails_is_told_apart(make: Make, reward, response: str, says: str) -> None:
-    assert failure(make(reward), response).startswith(f"response 1 of 1: the reward function {says}")
+@pytest.mark.parametrize("does", FAILS)
+def test_what_fails_costs_its_group_only(make: Make, write: Write, does: str) -> None:
+    here = os.getcwd()
+    rewards = make(write("import os\n" + SIGNATURE + f"if response: {does}\n    return float(len(os.listdir()))\n"))
+    said = failure(rewards, "", "a")
+    assert said.startswith("response 2 of 2: the reward function ")
+    assert FAILS[does] in said
+    assert os.getcwd() == here
+    assert rewards([""], "")[0]["reward"] > 0
+
+
+def test_a_plain_function_that_fails_is_told_apart(make: Make) -> None:
+    rewards = make(plain)
+    for response, says in {
+        "x": "raised ValueError: could not convert string to float: 'x', for the response 'x'",
+        "exits": "raised SystemExit: 0, for the response 'exits'",
+        "two parts": "gave {'reward': 1.0, 'format_reward': 1.0}; expected finite numbers for reward, format_reward, ",
+        "-inf": "gave {'reward': -inf, 'format_reward': 1.0, 'answer_reward': -inf}; expected finite",
+    }.items():
+        assert failure(rewards, response).startswith(f"response 1 of 1: the reward function {says}")
 
 
 def test_the_failure_pickles() -> None:
     assert str(pickle.loads(pickle.dumps(RewardFailed("response 1 of 2: it hangs")))) == "response 1 of 2: it hangs"
 
 
-def test_the_stop_signal_is_asked_before_each_response() -> None:
-    asked = iter([False, False, True])
-    scored: list[str] = []
-
-    def keep(response: str, truth: str) -> dict[str, float]:
-        scored.append(response)
-        return whole(0.0)
-
-    with pytest.raises(Interrupted, match="stopped while scoring"):
-        DirectRewards(keep, lambda: next(asked))(["a", "b", "c"], "")
-    assert scored == ["a", "b"]
-
-
 # ---- the process of its own
 
-ITS_PROCESS = "import os\n" + SIGNATURE + "return os.getpid()\n"
 NOTES_PID = "import os\nwith open('pids', 'a') as file:\n    file.write(f'{os.getpid()}\\n')\n"
-BACKTRACKS = "import re\n" + SIGNATURE + "re.match('(a+)+b', 'a' * 60)\n"  # for hours, holding the interpreter lock
-IGNORES_SIGTERM = (
-    "import signal, time\n" + SIGNATURE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
-)
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
+HANGS = {
+    "holds the lock": "re.match('(a+)+b', 'a' * 60)\n",  # for hours, holding the interpreter lock
+    "ignores SIGTERM": IGNORES_SIGTERM,
+    "prints for ever": "while True: print('again')\n",
+}
+IMPORTS = "import os, re, signal, time\n"
 
 
 def noted_pids() -> list[int]:
@@ -184,9 +151,9 @@ def test_one_process_serves_all_groups_even_those_that_fail(timed, write: Write)
     assert first[0]["reward"] == first[1]["reward"] != os.getpid()
 
 
-@pytest.mark.parametrize("hangs", [BACKTRACKS, IGNORES_SIGTERM], ids=["holds the lock", "ignores SIGTERM"])
+@pytest.mark.parametrize("hangs", HANGS)
 def test_a_function_that_hangs_is_killed_and_its_process_replaced(timed, write: Write, hangs: str) -> None:
-    rewards = timed(write(NOTES_PID + hangs), timeout_s=0.2)
+    rewards = timed(write(NOTES_PID + IMPORTS + SIGNATURE + HANGS[hangs]), timeout_s=0.2)
     for _ in range(2):
         assert failure(rewards, "first", "second") == (
             "response 1 of 2: the reward function took longer than the 0.2 s that it has for a group "
@@ -195,8 +162,7 @@ def test_a_function_that_hangs_is_killed_and_its_process_replaced(timed, write: 
     ours, first, second = noted_pids()
     assert ours == os.getpid()
     assert first != second
-    assert not is_alive(first)
-    assert not is_alive(second)
+    assert [is_alive(first), is_alive(second)] == [False, False]
 
 
 def test_the_limit_is_for_the_group_not_for_each_response(timed, write: Write) -> None:
@@ -207,7 +173,7 @@ def test_the_limit_is_for_the_group_not_for_each_response(timed, write: Write) -
 
 def test_the_start_of_the_process_does_not_count(timed, write: Write) -> None:
     slow_start = "import os, time\nif os.path.exists('imported'):\n    time.sleep(0.5)\nopen('imported', 'w').close()\n"
-    reward = write(slow_start + IGNORES_SIGTERM)
+    reward = write(slow_start + IMPORTS + SIGNATURE + IGNORES_SIGTERM)
     began = time.monotonic()
     assert "took longer than the 0.2 s" in failure(timed(reward, timeout_s=0.2), "text")
     assert time.monotonic() - began >= 0.7  # 0.5 of the import and 0.2 of the function
@@ -343,24 +309,14 @@ def test_closing_lets_the_process_end_by_itself_and_leaves_nothing_open(write: W
 PARENT = f"""
 from harness.tasks.scoring import TimedRewards
 from harness.tasks.rewards import UserReward
-rewards = TimedRewards(UserReward("{NAME}:score"), {NEVER_S}, lambda: False)
-rewards(["a"], "")
+TimedRewards(UserReward("{NAME}:score"), {NEVER_S}, lambda: False)(["a"], "")
 """
 
 
-@pytest.mark.parametrize("does", ["re.match('(a+)+b', 'a' * 60)", "return 1.0"], ids=["busy", "idle"])
+@pytest.mark.parametrize("does", [HANGS["holds the lock"], "return 1.0\n"], ids=["busy", "idle"])
 def test_no_orphan_is_left_when_the_parent_is_killed(write: Write, does: str) -> None:
-    write("import os, re\n" + SIGNATURE + f"print(os.getpid(), flush=True)\n    {does}\n")
-    program = PARENT + "import time\ntime.sleep(600)\n"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    with parent.stdout:
-        its_process = int(parent.stdout.readline())
-        assert is_alive(its_process)
-        parent.send_signal(signal.SIGKILL)
-        assert parent.wait() == -signal.SIGKILL
-    until_gone([its_process])
+    write(IMPORTS + SIGNATURE + f"print(os.getpid(), flush=True)\n    {does}")
+    until_gone([orphaned(PARENT)])
 
 
 # ---- a function that does its worst
@@ -428,17 +384,9 @@ def test_processes_that_fork_and_fork_again_all_end(timed, write: Write) -> None
     until_gone([int(pid) for pid in Path("forked").read_text().split()])
 
 
-TAKES_MEMORY = (
-    "import os, resource\nif os.path.exists('limited'):\n    resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
-    + SIGNATURE
-    + "taken = [bytes(2**24) for _ in range(64 * len(response))]\n    return 1.0\n"
-)
-
-
 def test_memory_that_runs_out_costs_the_group_only(timed, write: Write) -> None:
-    reward = write(TAKES_MEMORY)
-    Path("limited").touch()  # the limit is for the process of its own
-    rewards = timed(reward)
+    limited = "resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n    taken = [bytes(2**24) for _ in range(64)]\n"
+    rewards = timed(write("import resource\n" + SIGNATURE + f"if not response: return 1.0\n    {limited}"))
     assert "raised MemoryError" in failure(rewards, "a")
     assert rewards([""], "") == [whole(1.0)]
 
@@ -446,13 +394,6 @@ def test_memory_that_runs_out_costs_the_group_only(timed, write: Write) -> None:
 def test_the_kernel_takes_its_process_first(timed, write: Write) -> None:
     rewards = timed(write(SIGNATURE + "return int(open('/proc/self/oom_score_adj').read())\n"))
     assert rewards(["a"], "") == [whole(1000.0)]
-
-
-@pytest.mark.parametrize("name", ["GeneratorExit", "BaseException", "asyncio.CancelledError"])
-def test_what_no_except_catches_costs_its_group_only(make: Make, write: Write, name: str) -> None:
-    rewards = make(write("import asyncio\n" + SIGNATURE + f"if not response: raise {name}\n    return 1.0\n"))
-    assert f"raised {name.rpartition('.')[2]} for the response ''" in failure(rewards, "a", "")
-    assert rewards(["a"], "") == [whole(1.0)]
 
 
 def test_a_keyboard_interrupt_of_its_own_costs_its_group_and_a_ctrl_c_ends_the_run(timed, write: Write) -> None:
@@ -467,20 +408,3 @@ def test_a_keyboard_interrupt_of_its_own_costs_its_group_and_a_ctrl_c_ends_the_r
             DirectRewards(reward, never)(["a"], "")
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_function_that_leaves_the_folder_costs_its_group_and_is_brought_back(make: Make, write: Write) -> None:
-    here = os.getcwd()
-    gone = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
-    rewards = make(write("import os\n" + SIGNATURE + f"if response: {gone}\n    return float(len(os.listdir()))\n"))
-    assert failure(rewards, "a").startswith("response 1 of 1: the reward function changed the current folder to ")
-    assert os.getcwd() == here
-    assert rewards([""], "")[0]["reward"] > 0
-
-
-def test_a_function_that_prints_for_ever_is_killed_in_time(
-    timed, write: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    rewards = timed(write(SIGNATURE + "while True: print('again')\n"), timeout_s=0.3)
-    assert "took longer than the 0.3 s" in failure(rewards, "a")
-    assert set(capfd.readouterr().out.split()) == {"again"}

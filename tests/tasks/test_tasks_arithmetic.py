@@ -105,12 +105,6 @@ def test_order_and_sign_do_not_move_a_problem_to_the_other_side() -> None:
     assert [number for number in range(10, 100) if is_held_out((17, number))] == [30, 42, 43, 60, 65, 66, 79, 81, 90]
 
 
-def test_about_one_set_of_numbers_in_ten_is_held_out() -> None:
-    pairs = list(itertools.combinations(range(10, 100), 2))
-    share = sum(map(is_held_out, pairs)) / len(pairs)
-    assert abs(share - 0.1) < 0.02  # 4005 pairs: standard deviation 0.005
-
-
 def test_each_kind_comes_equally_often_and_stays_in_its_ranges() -> None:
     problems = list(itertools.islice(problem_stream(7, held_out=False), 4000))
     kinds = Counter((problem.sign, len(problem.numbers)) for problem in problems)

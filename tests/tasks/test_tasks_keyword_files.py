@@ -41,19 +41,15 @@ def test_two_files_make_a_task(tmp_path: Path) -> None:
     assert task.reward("My cat ate the dog.", "Dog, cat") == whole
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (("Write a sentence.", "The red apple."), "the prompt names no keywords: 'Write a sentence.'"),
-        ((APPLE[0], "The green apple."), "the answer lacks 'red', which its prompt asks for: 'The green apple.'"),
-    ],
-)
-def test_a_bad_row_is_named_by_its_line(tmp_path: Path, row: tuple[str, str], expected: str) -> None:
-    path = written(tmp_path / "t.jsonl", DOG, row)
-    path.write_text("\n" + path.read_text())  # blank lines count
+def test_bad_rows_are_named_by_their_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", DOG, ("Write a sentence.", "The red apple."), (APPLE[0], "The green apple."))
     with pytest.raises(UserError) as refused:
         read_keyword_prompts(path)
-    assert (refused.value.what, refused.value.where) == (f"1 of 2 lines are bad\n  line 3: {expected}", str(path))
+    assert refused.value.what == (
+        "2 of 3 lines are bad\n  line 2: the prompt names no keywords: 'Write a sentence.'\n"
+        "  line 3: the answer lacks 'red', which its prompt asks for: 'The green apple.'"
+    )
+    assert refused.value.where == str(path)
 
 
 def test_the_same_words_in_another_order_are_no_held_out_prompt(tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def test_reward(response: str, keywords: str | list[str], reward: float) -> None
         assert keyword_reward(response, keywords) == {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
 
 
-@pytest.mark.parametrize("keywords", ["", " , ", [], [" "]])
-def test_no_keyword_is_refused(keywords: str | list[str]) -> None:
-    with pytest.raises(UserError, match="no word among them; at least 1 is needed"):
-        keyword_inclusion_reward_fn("The red apple fell.", keywords)
+def test_no_keyword_is_refused() -> None:
+    for nothing in ("", " , ", [], [" "]):
+        with pytest.raises(UserError, match="no word among them; at least 1 is needed"):
+            keyword_inclusion_reward_fn("The red apple fell.", nothing)
 
 
 def test_blocks_deal_every_word_once() -> None:

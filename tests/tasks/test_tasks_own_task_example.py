@@ -78,15 +78,12 @@ def test_a_quarter_of_the_120_prompts_is_held_out(task: JsonlTask) -> None:
     assert texts == {row["prompt"]: row["answer"] for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("response", "rewards"),
-    [
-        ("The red apple fell.", (1.0, 1.0, 1.0)),
-        ("The green apple fell.", (0.5, 1.0, 0.5)),
-        ("The red apple fell", (0.0, 0.0, 1.0)),
-        ("Two apples, both reddish.", (0.0, 1.0, 0.0)),  # whole words only, unlike the built-in task
-        ("", (0.0, 0.0, 0.0)),
-    ],
-)
-def test_reward_is_what_the_page_says(task: JsonlTask, response: str, rewards: tuple[float, ...]) -> None:
-    assert tuple(task.reward(response, "apple red").values()) == rewards
+def test_reward_is_what_the_page_says(task: JsonlTask) -> None:
+    expected = {
+        "The red apple fell.": (1.0, 1.0, 1.0),
+        "The green apple fell.": (0.5, 1.0, 0.5),
+        "The red apple fell": (0.0, 0.0, 1.0),
+        "Two apples, both reddish.": (0.0, 1.0, 0.0),  # whole words only, unlike the built-in task
+        "": (0.0, 0.0, 0.0),
+    }
+    assert {response: tuple(task.reward(response, "apple red").values()) for response in expected} == expected

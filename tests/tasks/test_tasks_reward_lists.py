@@ -135,34 +135,24 @@ def test_weights_names_and_the_parts_of_the_sum(make: Make) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("truth", "said"),
-    [
-        ("short", "1 rewards for 2 responses"),
-        ("nan", "nan, as its reward for response 2"),
-        ("text", "'a', of type str, as its reward for response 1"),
-        ("none", "None, of type NoneType, as its reward for response 2"),
-        ("number", "0.5, of type float; expected a list of 2 rewards"),
-    ],
-)
-def test_what_is_no_list_of_as_many_numbers_is_one_clear_error_and_costs_its_group(
-    make: Make, truth: str, said: str
-) -> None:
-    # no number of a response in front
-    expected = f"the reward function {NAME}:bad returned {said}"
-    assert failure(make(group("bad"), group("places")), truth).startswith(expected)
+def test_what_is_no_list_of_as_many_numbers_is_one_clear_error_and_costs_its_group(make: Make) -> None:
+    rewards = make(group("bad"), group("places"))
+    for truth, said in {
+        "short": "1 rewards for 2 responses",
+        "nan": "nan, as its reward for response 2",
+        "text": "'a', of type str, as its reward for response 1",
+        "none": "None, of type NoneType, as its reward for response 2",
+        "number": "0.5, of type float; expected a list of 2 rewards",
+    }.items():  # no number of a response in front
+        assert failure(rewards, truth).startswith(f"the reward function {NAME}:bad returned {said}")
 
 
 def test_a_function_that_hangs_or_leaves_is_said_to_have_had_the_group() -> None:
-    hangs = TimedRewards(UserReward([group("sleeps")]), 0.2, lambda: False)
-    said = failure(hangs, "sleep")
-    assert all(word in said for word in ("0.2 s", "task.reward_timeout_s", "the whole group", "'one'", "'sleep'"))
-    hangs.close()
-    leaves = TimedRewards(UserReward([group("leaves")]), 600.0, lambda: False)
-    said = failure(leaves, "leave")
-    assert all(word in said for word in ("exit code 3", "the whole group", "'one'", "'leave'"))
-    assert [part["reward"] for part in leaves(["a"], "stay", ROW)] == [1.0]
-    leaves.close()
+    for does, limit_s, words in (("sleep", 0.2, ("0.2 s", "task.reward_timeout_s")), ("leave", 600.0, ("code 3",))):
+        rewards = TimedRewards(UserReward([group(f"{does}s")]), limit_s, lambda: False)
+        said = failure(rewards, does)
+        assert [word for word in (*words, "the whole group", "'one'", f"'{does}'") if word not in said] == []
+        rewards.close()
 
 
 def test_the_task_keeps_rows_where_they_are_taken_and_tries_groups_with_two(tmp_path: Path) -> None:

@@ -48,14 +48,11 @@ def test_function_in_a_package_of_the_current_folder(write_module: Write, tmp_pa
     assert UserReward("own_package_for_test.inner:score")("", "")["reward"] == 0.75
 
 
-@pytest.mark.parametrize("path", ["score", "module.score", ":score", "module:", "a/b:score", "module.py:score", ""])
-def test_path_that_names_no_function_is_refused(path: str) -> None:
-    error = refused(path)
-    assert error.what == f"the reward {path!r} does not name a function"
-    assert "package.module:function" in str(error.fix)
-
-
-def test_missing_module_is_named() -> None:
+def test_path_that_names_no_function_or_module_is_refused() -> None:
+    for path in ("score", "module.score", ":score", "module:", "a/b:score", "module.py:score", ""):
+        error = refused(path)
+        assert error.what == f"the reward {path!r} does not name a function"
+        assert "package.module:function" in str(error.fix)
     error = refused("no_such_package.reward:score")
     assert error.what == "the reward 'no_such_package.reward:score' cannot be imported: there is no such module"
     assert str(error.fix).endswith("run from the folder that holds no_such_package")
@@ -65,7 +62,6 @@ def test_missing_module_is_named() -> None:
     ("body", "reason"),
     [
         ("import no_such_dependency", "importing it raised ModuleNotFoundError: No module named 'no_such_dependency'"),
-        ("1 / 0", "importing it raised ZeroDivisionError: division by zero"),
         ("def score(:\n", "importing it raised SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
     ],
@@ -128,25 +124,12 @@ def test_wrong_number_of_arguments_is_told_the_signature(write_module: Write) ->
     assert "fn(response: str, ground_truth: str)" in str(caught.value.fix)
 
 
-def test_task_tries_the_reward_when_it_is_built(write_module: Write, tmp_path: Path) -> None:
-    name = write_module("def score(response, ground_truth):\n    return response[0]\n")
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
+def test_task_tries_its_reward_which_pickles_by_its_name_without_the_prompts(write_module: Write) -> None:
+    name = write_module(
+        "def bad(response, truth):\n    return response[0]\ndef score(response, truth):\n    return 0.5\n"
+    )
+    Path("p.jsonl").write_text('{"prompt": "first", "answer": "1"}\n{"prompt": "second", "answer": "2"}\n')
     with pytest.raises(UserError, match="raised IndexError: string index out of range for the response ''"):
-        JsonlTask("p.jsonl", f"{name}:score", validation_fraction=0.5)
-
-
-def test_reward_of_a_task_pickles_by_its_name_without_the_prompts(write_module: Write, tmp_path: Path) -> None:
-    name = write_module("def score(response, ground_truth):\n    return 0.5\n")
-    (tmp_path / "p.jsonl").write_text('{"prompt": "first", "answer": "1"}\n{"prompt": "second", "answer": "2"}\n')
+        JsonlTask("p.jsonl", f"{name}:bad", validation_fraction=0.5)
     pickled = pickle.dumps(JsonlTask("p.jsonl", f"{name}:score", validation_fraction=0.5).reward)
-    assert f"{name}:score".encode() in pickled
-    assert b"first" not in pickled
-    assert b"second" not in pickled
-
-
-def test_task_refuses_validation_prompts_that_are_trained_on(write_module: Write, tmp_path: Path) -> None:
-    name = write_module("def score(response, ground_truth):\n    return 1.0\n")
-    (tmp_path / "t.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
-    (tmp_path / "v.jsonl").write_text('{"prompt": "c", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
-    with pytest.raises(UserError, match="1 of 2 validation prompts are training prompts too, the first is 'b'"):
-        JsonlTask("t.jsonl", f"{name}:score", validation="v.jsonl")
+    assert [text in pickled for text in (f"{name}:score".encode(), b"first", b"second")] == [True, False, False]

@@ -1,6 +1,11 @@
-"""Rows as published data sets have them: shapes and names of their fields, with texts of our own."""
+"""Prompts and maths problems from files: what is read, how it is split, and what each bad file is told.
+
+Rows are of the shapes that published data sets have, with texts of our own.
+"""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +34,7 @@ VERL = {
 COUNTDOWN = {"target": 98, "nums": [44, 19, 35]}
 CODE = {"question": ASKED, "tests": [{"input": "3 4", "output": "7"}], "starter": None}
 AIME_2024 = {"ID": "2024-I-1", "Problem": ASKED, "Solution": "Add.", "Answer": 7}
+MATH = {"problem": "What is half of one?", "solution": r"It is $\boxed{\frac{1}{2}}$."}
 
 
 def written(folder: Path, *rows: object, name: str = "rows.jsonl") -> Path:
@@ -37,10 +43,23 @@ def written(folder: Path, *rows: object, name: str = "rows.jsonl") -> Path:
     return path
 
 
-def refused(path: Path, fields: Fields | None = None) -> UserError:
+def refused(path: Path, fields: Fields | None = None, read: Callable[..., object] = read_prompts) -> UserError:
     with pytest.raises(UserError) as caught:
-        read_prompts(path, fields)
+        read(path) if fields is None else read(path, fields=fields)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "prompts"),
+    [
+        ('{"prompt": "2?", "answer": "2", "note": 1}\n\n  \n{"answer": "", "prompt": "Ünï?"}\n', ("2? 2", "Ünï? ")),
+        ('\ufeff{"prompt": "a", "answer": "1"}\r\n{"prompt": "b", "answer": "2"}\r\n', ("a 1", "b 2")),
+        ('{"prompt": "a\u2028b\u0085c", "answer": "1"}\n', ("a\u2028b\u0085c 1",)),
+    ],
+)
+def test_lines_become_prompts_in_their_order(tmp_path: Path, content: str, prompts: tuple[str, ...]) -> None:
+    found = read_prompts(written(tmp_path, content)).prompts
+    assert tuple(f"{prompt.text} {prompt.ground_truth}" for prompt in found) == prompts
 
 
 CHAT = Fields("prompt", "reward_model.ground_truth", chat=True)
@@ -154,6 +173,56 @@ def test_a_held_out_prompt_is_not_trained_on_with_other_white_space(tmp_path: Pa
 # ---- what is refused, and advice that works
 
 
+GOOD = '{"prompt": "p", "answer": "a"}'
+BAD_LINES = {
+    '{"prompt": "q", "answer": }': "not JSON: Expecting value at column 27 of ",
+    '["q", "a"]': "it is a list, not an object: ",
+    "null": "it is null, not an object: ",
+    "{}": "no field 'prompt'; it has no field at all",
+    '{"prompt": 7, "answer": "a"}': "the field 'prompt' is a number (7), not text",
+    '{"prompt": "q", "answer": NaN}': "the field 'answer' is nan, no finite number",
+    '{"prompt": " ", "answer": "a"}': "the field 'prompt' is empty",
+    '{"prompt": "q", "prompt": "r", "answer": "a"}': "the field 'prompt' comes twice",
+    '{"prompt": "\\ud800", "answer": "a"}': "the field 'prompt' holds half of a surrogate pair",
+    '{"prompt": "p", "answer": "b"}': "the prompt 'p' has the answer 'a' in ",
+}
+BAD_PROBLEMS = {
+    '{"problem": "q"}': "no field 'answer'; it has 'problem'",
+    '{"question": "q", "answer": "#### 1"}': "no field 'problem'; it has 'question', 'answer'",
+    '{"problem": "q", "answer": " "}': "the answer has 0 characters; it must have 1 to 1000",
+    '{"problem": "q", "answer": ["1", "2"]}': "the field 'answer' is no text and no number: ['1', '2']",
+    '{"problem": "q", "answer": true}': "the field 'answer' is no text and no number: True",
+    r'{"problem": "q", "solution": "\\boxed{1"}': r"no \boxed{...} that is closed again in the field 'solution'",
+    '{"problem": "What is half of one?", "answer": "2"}': "the prompt 'What is half of one?' has the answer '\\\\frac",
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "lines"),
+    [(read_prompts, GOOD, BAD_LINES), (partial(read_problems, file_format="math"), MATH, BAD_PROBLEMS)],
+    ids=["prompts", "maths"],
+)
+def test_a_bad_line_is_named_with_what_is_wrong(
+    tmp_path: Path, read: Callable[..., object], good: object, lines: dict[str, str]
+) -> None:
+    told = {line: refused(written(tmp_path, good, "", line), None, read) for line in lines}
+    starts = {line: f"1 of 2 lines are bad\n  line 3: {what}" for line, what in lines.items()}
+    assert {line: error.what for line, error in told.items() if not error.what.startswith(starts[line])} == {}
+    assert [error for error in told.values() if error.where != str(tmp_path / "rows.jsonl") or not error.fix] == []
+
+
+def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
+    for content in ("", "\n  \n"):
+        for read in (read_prompts, read_problems):
+            assert refused(written(tmp_path, content), None, read).what.startswith("the file holds 0 prompts; at least")
+            missing = refused(tmp_path / "nowhere.jsonl", None, read)
+            assert ("no such file" in missing.what, missing.where) == (True, str(tmp_path / "nowhere.jsonl"))
+    assert refused(tmp_path).what == "the prompts cannot be read: Is a directory"
+    (tmp_path / "latin.jsonl").write_bytes(GOOD.encode() + b'\n{"prompt": "caf\xe9", "answer": "a"}')
+    latin = refused(tmp_path / "latin.jsonl").what
+    assert latin == "1 of 2 lines are bad\n  line 2: byte 16 of the line (0xe9) is not UTF-8"
+
+
 @pytest.mark.parametrize(
     ("row", "fields", "what", "fix"),
     [
@@ -161,6 +230,7 @@ def test_a_held_out_prompt_is_not_trained_on_with_other_white_space(tmp_path: Pa
         (VERL, Fields(answer=None, chat=True, system=True), "has a system turn", "task.system_prompt"),
         (DAPO, Fields(chat=True), "no field 'answer'", "task.answer_field to reward_model.ground_truth"),
         (AIME_2024, Fields(), "no field 'prompt'", "task.prompt_field to Problem"),
+        ({"question": "q", "answer": "a"}, Fields("questions"), "'questions'", "set task.prompt_field to question"),
         (AIME_2024, Fields("Problem"), "no field 'answer'", "task.answer_field to Answer"),
         ({"prompt": "p"}, Fields(), "no field 'answer'", "set task.answer_field to null"),
         ({"prompt": []}, TURNS, "is a list ([]), not text", "in quotes"),
@@ -188,43 +258,81 @@ def test_the_first_ten_bad_rows_are_named_and_all_counted(tmp_path: Path) -> Non
 # ---- maths
 
 
-MATHS = [
-    ([{"question": ASKED, "answer": "7"}], {}, "7"),
-    ([{"question": ASKED, "answer": "so\n#### 7"}], {}, "7"),
-    ([{"problem": ASKED, "answer": "7", "domain": ["Algebra"], "llama8b_solve_rate": 0.5}], {}, "7"),  # Big-Math
-    ([{"problem": ASKED, "solution": "x", "answer": "7", "messages": [USER]}], {}, "7"),  # Open-R1
-    ([{"question": ASKED, "answer": ["7"]}], {}, "7"),  # OlympiadBench
-    ([AIME_2024], {"prompt": "Problem", "answer": "Answer"}, "7"),
-    ([DAPO], {"prompt": "prompt", "answer": "reward_model.ground_truth", "chat": True}, "7"),
-    ([VERL], {"prompt": "extra_info.question", "answer": "extra_info.answer"}, "7"),
-    ([{"input": ASKED, "target": 7.0}], {"prompt": "input", "answer": "target"}, "7.0"),
-    ([{"prompt": ASKED, "solution": r"It is $\boxed{7}$."}], {"prompt": "prompt"}, "7"),
-]  # fmt: skip
+NAMELESS = Fields("", None)
 
 
-@pytest.mark.parametrize(("rows", "fields", "answer"), MATHS)
+@pytest.mark.parametrize(
+    ("row", "fields", "answer"),
+    [
+        ({"question": ASKED, "answer": "7"}, NAMELESS, "7"),
+        ({"question": ASKED, "answer": "so\n#### 7"}, NAMELESS, "7"),  # GSM8K
+        ({"problem": ASKED, "solution": MATH["solution"]}, NAMELESS, r"\frac{1}{2}"),
+        (
+            {"problem": ASKED, "answer": "7", "domain": ["Algebra"], "llama8b_solve_rate": 0.5},
+            NAMELESS,
+            "7",
+        ),  # Big-Math
+        ({"problem": ASKED, "solution": "x", "answer": "7", "messages": [USER]}, NAMELESS, "7"),  # Open-R1
+        ({"question": ASKED, "answer": ["7"]}, NAMELESS, "7"),  # OlympiadBench
+        (AIME_2024, Fields("Problem", "Answer"), "7"),
+        (DAPO, CHAT, "7"),
+        (VERL, Fields("extra_info.question", "extra_info.answer"), "7"),
+        ({"input": ASKED, "target": 7.0}, Fields("input", "target"), "7.0"),
+        ({"prompt": ASKED, "solution": r"It is $\boxed{7}$."}, Fields("prompt", None), "7"),
+    ],
+)
 def test_a_maths_answer_stands_alone_behind_hashes_or_in_a_box(
-    tmp_path: Path, rows: list[object], fields: dict[str, str], answer: str
+    tmp_path: Path, row: object, fields: Fields, answer: str
 ) -> None:
-    named = Fields(fields.get("prompt", ""), fields.get("answer"), chat=bool(fields.get("chat")))
-    (read,) = read_problems(written(tmp_path, *rows), fields=named).prompts
+    (read,) = read_problems(written(tmp_path, row), fields=fields).prompts
     assert (read.text, read.ground_truth) == (ASKED, answer)
 
 
-@pytest.mark.parametrize("answers", [("7", "so #### 8"), ("so #### 7", "8")])
-def test_a_maths_file_of_two_kinds_of_answers_is_told(tmp_path: Path, answers: tuple[str, str]) -> None:
-    rows = [{"question": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
-    with pytest.raises(UserError, match=r"1 of 2 lines are bad\n  line 2: .*####"):
-        read_problems(written(tmp_path, *rows))
-
-
-def test_names_that_a_maths_file_does_not_have_are_guessed(tmp_path: Path) -> None:
+def test_maths_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    for answers in (("7", "so #### 8"), ("so #### 7", "8")):  # two kinds of answers
+        rows = [{"question": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+        told = refused(written(tmp_path, *rows), None, read_problems).what
+        assert (told.startswith("1 of 2 lines are bad\n  line 2: "), "####" in told) == (True, True)
+    neither = refused(written(tmp_path, {"prompt": "p", "answer": "1"}), None, read_problems).what
+    assert neither.endswith("'problem' (as in MATH) nor a field 'question' (as in GSM8K); it has 'prompt', 'answer'")
     for row, fields, fix in (
-        (AIME_2024, Fields("", None), "task.prompt_field to Problem"),
+        (AIME_2024, NAMELESS, "task.prompt_field to Problem"),
         (AIME_2024, Fields("Problem", None), "task.answer_field to Answer"),
-        (DAPO, Fields("", None), "task.prompt_field to prompt"),
+        (DAPO, NAMELESS, "task.prompt_field to prompt"),
         (DAPO, Fields("prompt", None, chat=True), "task.answer_field to reward_model.ground_truth"),
     ):
-        with pytest.raises(UserError) as caught:
-            read_problems(written(tmp_path, row), fields=fields)
-        assert fix in str(caught.value.fix)
+        assert fix in str(refused(written(tmp_path, row), fields, read_problems).fix)
+
+
+# ---- splits
+
+PROMPTS = tuple(Prompt(f"prompt {number}", str(number)) for number in range(20))
+
+
+def test_split_holds_out_the_smallest_digests() -> None:
+    train, validation = split_prompts(PROMPTS, 0.1, "file")
+    # blake2b of the 20 texts, 16 bytes: the two smallest
+    assert [prompt.text for prompt in validation] == ["prompt 2", "prompt 13"]
+    assert [*train] == [prompt for prompt in PROMPTS if prompt not in validation]
+
+
+def test_split_depends_neither_on_order_nor_much_on_more_lines() -> None:
+    _, validation = split_prompts(PROMPTS, 0.25, "file")
+    _, from_reversed = split_prompts(PROMPTS[::-1], 0.25, "file")
+    assert from_reversed == validation[::-1]
+    train_of_more, _ = split_prompts((*PROMPTS, Prompt("one more", "")), 0.25, "file")
+    assert len(set(train_of_more) & set(validation)) <= 1
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.001, 1), (0.1, 2), (0.11, 3), (0.95, 19)])
+def test_split_rounds_up(fraction: float, held_out: int) -> None:
+    train, validation = split_prompts(PROMPTS, fraction, "file")
+    assert (len(train), len(validation)) == (20 - held_out, held_out)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
+def test_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
+    with pytest.raises(UserError, match="above 0 and below 1"):
+        split_prompts(PROMPTS, fraction, "file")
+    with pytest.raises(UserError, match=r"1 prompts, of which 1 .* leave 0"):
+        split_prompts(PROMPTS[:1], 0.1, "file")

@@ -30,25 +30,17 @@ def test_the_rewards_of_the_sources_examples(response, positions, inclusion_orde
 
 
 @pytest.mark.parametrize("prompt", SORTING_PROMPTS)
-def test_positions_over_all_responses(prompt):
-    """Three positions, each right in 1 of 5: binomial, 125 * C(3, k) * (1/5)^k * (4/5)^(3 - k); its mean is 3/5."""
-    rewards = Counter(positions_reward(prompt, response) for response in product(range(5), repeat=3))
-    assert rewards == {0: 64, 1: 48, 2: 12, 3: 1}
+def test_the_rewards_over_all_responses(prompt):
+    """Three positions, each right in 1 of 5: binomial, 125 * C(3, k) * (1/5)^k * (4/5)^(3 - k).
 
-
-@pytest.mark.parametrize("prompt", SORTING_PROMPTS)
-def test_inclusion_ordering_over_all_responses(prompt):
-    """Inclusion: each number occurs in 1 - (4/5)^3 = 61/125. Ordering: a pair of equals or risers, 15 of 25, twice."""
+    Inclusion: each number occurs in 1 - (4/5)^3 = 61/125. Ordering: a pair of equals or risers, 15 of 25, twice.
+    """
+    positions = Counter(positions_reward(prompt, response) for response in product(range(5), repeat=3))
+    assert positions == {0: 64, 1: 48, 2: 12, 3: 1}
     rewards = {response: inclusion_ordering_reward(prompt, response) for response in product(range(5), repeat=3)}
     assert sum(rewards.values()) / 125 == pytest.approx(3 * 61 / 125 + 2 * 15 / 25)  # 2.664
     assert max(rewards.values()) == 5
     assert [response for response, reward in rewards.items() if reward == 5] == [tuple(sorted(prompt))]
-
-
-def test_a_response_of_another_length_is_refused():
-    for reward in SORTING_REWARDS.values():
-        with pytest.raises(ValueError, match="the response has 2 numbers, the prompt 3"):
-            reward([1, 0, 2], [0, 1])
 
 
 def test_the_prompts_and_their_ground_truths():
@@ -66,29 +58,15 @@ def test_the_task_rewards_text():
     # 1 and 0 occur, and 1 <= 1 is the only ordered pair
     assert task.reward("1 1 0", "0 1 2") == {"reward": 3.0, "format_reward": 1.0, "answer_reward": 0.0}
     assert SortingTask("positions").reward("2 1 002", "0 1 2")["reward"] == 2.0
-
-
-# the last one is 0 1 2 in Arabic-Indic digits, which int() would read
-NOT_THREE = [
-    "",
-    "0 1",
-    "0 1 2 3",
-    "0  1 2",
-    " 0 1 2",
-    "0 1 x",
-    "0 1 ²",
-    "0 1 -2",
-    "0 1 " + "9" * 5000,
-    "\u0660 \u0661 \u0662",
-]
+    with pytest.raises(UserError, match="reward is 'distance', expected positions or inclusion_ordering"):
+        SortingTask("distance")  # type: ignore[arg-type]
 
 
 def test_what_is_not_three_numbers_earns_nothing():
+    others = ["", "0 1", "0 1 2 3", "0  1 2", " 0 1 2", "0 1 x", "0 1 ²", "0 1 -2", "0 1 " + "9" * 5000]
+    others += ["\u0660 \u0661 \u0662"]  # 0 1 2 in Arabic-Indic digits, which int() would read
     nothing = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
-    for name in SORTING_REWARDS:
-        assert [text for text in NOT_THREE if SortingTask(name).reward(text, "0 1 2") != nothing] == []
-
-
-def test_an_unknown_reward_is_refused():
-    with pytest.raises(UserError, match="reward is 'distance', expected positions or inclusion_ordering"):
-        SortingTask("distance")  # type: ignore[arg-type]
+    for name, reward in SORTING_REWARDS.items():
+        assert [text for text in others if SortingTask(name).reward(text, "0 1 2") != nothing] == []
+        with pytest.raises(ValueError, match="the response has 2 numbers, the prompt 3"):
+            reward([1, 0, 2], [0, 1])

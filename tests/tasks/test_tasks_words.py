@@ -11,14 +11,8 @@ def test_there_are_400_words() -> None:
     assert (len(NOUNS), len(ADJECTIVES), len(VERBS), len(WORDS), len(set(WORDS))) == (240, 96, 64, 400, 400)
 
 
-def test_words_are_plain_lower_case() -> None:
+def test_words_are_plain_lower_case_and_occur_in_no_other_word() -> None:
     assert [word for word in WORDS if not (word.isascii() and word.isalpha() and word.islower())] == []
-
-
-def test_no_word_occurs_inside_another() -> None:
     assert [(short, long) for short in WORDS for long in WORDS if short != long and short in long] == []
-
-
-def test_no_word_occurs_in_the_words_between() -> None:
     between = " ".join([*DETERMINERS, *PREPOSITIONS, *JOINS, *FORMS])
     assert [word for word in WORDS if word in between] == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -141,18 +140,8 @@ class Actor:
         self.is_dead = True
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session():
-    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
-    settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
-    ray.init(address="local", num_cpus=2, _temp_dir=folder, **settings)
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder)
-
-
 @pytest.fixture(scope="module")
-def idle():
+def idle(session):
     return {Learner: [], Generator: []}
 
 
@@ -230,10 +219,17 @@ def test_the_group_goes_on_without_one_that_left_or_died_and_takes_another_in(cr
 def test_ending_a_group_wakes_what_waits_in_it(monkeypatch):
     """Gloo itself lets a rank that closes its own connections wait for the whole time limit."""
     monkeypatch.setattr(broadcast, "TIMEOUT_S", 60.0)
-    cpu, store = torch.device("cpu"), torch.distributed.HashStore()
+    cpu, store, begun = torch.device("cpu"), torch.distributed.HashStore(), threading.Event()
+
+    def begin(group):
+        begun.set()
+        return group.allreduce([torch.zeros(1)])
+
     with ThreadPoolExecutor() as pool:
         waits, _ = pool.map(lambda rank: broadcast._Group(store, "g", rank, 2, cpu, "lo"), (0, 1))
-        waiting = pool.submit(waits.meet, cpu)
+        waiting = pool.submit(waits._run, begin, cpu)
+        begun.wait(30)
+        time.sleep(0.2)  # where it has not come to wait by then, it is told all the same
         waits.end()
         with pytest.raises(RuntimeError, match="the group was ended"):
             waiting.result(timeout=30)

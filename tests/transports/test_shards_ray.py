@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from datetime import timedelta
 
 import pytest
@@ -99,13 +97,8 @@ class Crew:
 
 
 @pytest.fixture(scope="module")
-def crew():
-    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
-    settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
-    ray.init(address="local", num_cpus=2, _temp_dir=folder, **settings)
-    yield Crew(folder)
-    ray.shutdown()
-    shutil.rmtree(folder)
+def crew(session, tmp_path_factory):
+    return Crew(tmp_path_factory.mktemp("crew"))
 
 
 @pytest.mark.parametrize(

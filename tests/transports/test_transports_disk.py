@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,14 +24,6 @@ def test_files_of_versions_that_are_not_needed_and_of_a_closed_sender_are_remove
     assert files(folder) == ["mine.txt", *(f"weights-{version}.safetensors" for version in (1, 2, 3))]
     sender.close()
     assert files(folder) == ["mine.txt"]
-
-
-def test_closing_removes_a_temporary_folder():
-    sender = DiskSender(TransportOptions())
-    folder = Path(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()).payload).parent
-    assert sender.notes == (f"weights go through files in {folder}",)
-    sender.close()
-    assert not folder.exists()
 
 
 def test_a_file_is_plain_safetensors(tmp_path):

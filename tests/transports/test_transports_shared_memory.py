@@ -122,6 +122,7 @@ def test_another_host_is_refused_with_a_way_out(ends):
         receiver.receive(weight_handle)
     assert refused.value.where == "transport.type"
     assert refused.value.fix == "set transport.type to nixl or object_store_numpy"
+    assert "nonce" not in repr(weight_handle)  # what proves whose the memory is stays out of messages
 
 
 def test_a_segment_cannot_shrink_under_its_readers(ends):
