@@ -100,6 +100,11 @@ def test_an_svg_has_no_style_no_clip_and_ids_of_its_own(chart):
     assert len(set(ids)) == len(ids)
     assert all(name[:2] in ("a-", "b-") for name in ids)
     assert {item.tag for item in items} <= {"div", "svg", "g", "defs", "pattern", "rect", "path", "use", "text"}
+    used = {match for item in items for match in re.findall(r"url\(#([^)]+)\)", " ".join(item.attrib.values()))}
+    assert used == {item.attrib["id"] for item in items if item.tag == "pattern"}
+    patterns = [len(list(svg.iter("pattern"))) for svg in root]
+    cells = len(patterns) // 2
+    assert not any([*patterns[1:cells], *patterns[cells + 1 :]])  # the first cell of a figure has them for all
     for svg in root:
         width = float(svg.attrib["viewBox"].split()[2])
         sizes = [float(item.get("font-size", "10px").removesuffix("px")) for item in svg.iter("text")]

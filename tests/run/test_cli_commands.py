@@ -98,6 +98,9 @@ def test_a_sweep_is_a_run_with_attempts_and_more_of_them_where_its_folder_is_res
     assert main(["run", "mine", "--resume", str(there), "--set", "steps=3"]) == 2
     assert "steps: 10 -> 3" in capsys.readouterr().err
     assert len(given) == 3
+    for typed, amount in (("--json", "json"), ("--verbose", "everything"), ("--again", "brief")):
+        assert main(["run", "mine", typed]) == 0
+        assert given[-1][2]["amount"] == amount
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,10 @@ def test_all_problems_of_a_file_are_in_one_message(folder):
     ]
 
 
+def test_a_key_in_another_section_is_sent_to_its_own(folder):
+    assert refused_text(folder, "learner: {steps: 3}\n").fix == "did you mean `steps`?"
+
+
 def test_overrides_are_laid_over_the_file_in_order(folder):
     scenario = load_text(
         folder,

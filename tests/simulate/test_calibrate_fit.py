@@ -86,6 +86,7 @@ def test_planted_costs_are_found_and_written_and_read_again(
     assert "a slow-down of 0.2 was assumed" in profile.notes[-1]
     shown = capsys.readouterr().out
     assert re.search(r"prompt_gflop +7 ms", shown)
+    assert re.search(r"score +keywords +72 +0\.0%", shown)  # how far the arms are off what was fitted to them
     assert "0.20, with a standard error of 0.15" in " ".join(shown.split())
 
 
