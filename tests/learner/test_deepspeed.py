@@ -95,7 +95,7 @@ def train(job: Job) -> Trained:
     if ranks is None:
         note_gradients(trainer, gradients)
         if job.sgd:
-            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
+            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), options.optimizer.learning_rate)
     metrics = train_on(trainer, job.batches, None if ranks is None else ranks.data_rank)
     models = [trainer.model, *([trainer.reference.model] if trainer.reference else [])]
     named = [pair for model in models for pair in model.named_parameters()]

@@ -18,6 +18,7 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
 from harness.probes.clock import PausableClock
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, read_plan, write_plan
+from harness.results.rows import SPEED_PROBE
 from harness.run.experiment import run_scenario
 from harness.run.parts import Build
 from harness.run.session import Arm, Experiment
@@ -47,6 +48,14 @@ def test_arms_take_turns_step_by_step_or_run_one_after_the_other(load: Load, tmp
     arms = [arm for arm, _ in apart.story]
     assert arms in ([1] * 4 + [4] * 4, [4] * 4 + [1] * 4)
     assert {each.manifest.interleaving for each in runs.values()} == {"run"}
+
+
+def test_the_machine_is_timed_between_steps_only_where_no_part_is_at_work_then(load: Load, tmp_path: Path) -> None:
+    alone = ARMS.replace('profile: "off"', "profile: light")
+    for lag, timed in ((0, True), (1, False)):
+        text = f"placement: {{colocated: false}}\nmax_lag: {lag}\n{alone}"
+        rows = [row for each in run(load(text), tmp_path / str(lag), Planned()).values() for row in each.steps]
+        assert {row.metric(SPEED_PROBE) is not None for row in rows if row.step} == {timed}
 
 
 def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(load: Load, tmp_path: Path) -> None:
