@@ -66,6 +66,11 @@ class Member:
         return self.table.run.manifest
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether it is another trainer's, as ``harness.record`` saw it: no scenario of ours is behind it."""
+        return self.manifest.outcome.get("recorded") is not None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The resolved scenario as plain values, for reading only; empty where it was not saved."""
         return self.table.run.settings

@@ -125,6 +125,7 @@ def test_a_trainers_stages_are_recorded_and_no_line_of_it_is_changed(tmp_path, t
     assert "trained" in said
     assert "recorded 3 training steps" in said
     assert "not recorded" not in said
+    assert "python -m harness" not in said  # neither bench nor whatif can make it again
     of_step = [span.stage.value for span in sorted(run.spans(), key=lambda span: span.start_ns) if span.step == 1]
     assert of_step == [
         *("update", "generate", "score", "score", "old_logprobs", "reference_logprobs", "update", "update", "update")

@@ -153,7 +153,8 @@ def of_logs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
 
 def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[tuple[str, str]]:
     """Say where there are no error bars, and what to type for some."""
-    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    of_others = any(member.figures["is_imported"] or member.is_recorded for member in experiment.members)
+    cannot_run = experiment.simulated or of_others
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         names = experiment.scenario.split(VERSUS)
         words = [*map(SCENARIOS.typed, names), "--blocks", "10", *(["--again"] if len(experiment.arms) == 1 else [])]

@@ -105,7 +105,7 @@ def whatif_command(experiment: Experiment, base: str, shown: Callable[[Path], st
     """
     for member in experiment.arms[base]:
         stage = _largest(stage_seconds([member]))
-        if stage is not None:
+        if stage is not None and not member.is_recorded:
             folder = shlex.quote(shown(member.folder))
             return as_typed(f"python -m harness whatif {folder} --scale {stage}={1 - FASTER:g}")
     return None
