@@ -34,7 +34,9 @@ def prompts():
 
 
 @pytest.mark.benchmark(group="64 responses of 32 tokens")
-@pytest.mark.parametrize("kind", ["native float32", "native bfloat16", "transformers"])
+@pytest.mark.parametrize(
+    "kind", ["native float32", pytest.param("native bfloat16", marks=pytest.mark.slow), "transformers"]
+)
 def test_engines(benchmark, tokenizer, timed, kind):
     if kind == "transformers":
         engine = HuggingFaceEngine(llama_of(DecoderLM(CONFIG), tokenizer), tokenizer)
