@@ -165,7 +165,7 @@ def test_what_reads_runs(slow, folder, monkeypatch, capsys):
         if is_slow(shown) != slow:
             continue
         words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
-        if words[0] == "simulate":  # the same question of fewer worlds
+        if words[0] == "simulate" and "--machine" in words:  # the same question of fewer worlds
             short = ["--set", "steps=2"] if {"--ask", "--sweep"} & set(words) else []
             words += ["--draws", "1" if "gpus" in words else "2", "--quiet", *short]
         capsys.readouterr()
