@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from harness.core.regular_files import open_regular
+
 
 def lock(file: int | IO[bytes], *, shared: bool = False, wait: bool = False) -> bool:
     """Lock an open file until it is closed; return False where another process has it and this one does not wait."""
@@ -22,6 +24,15 @@ def lock(file: int | IO[bytes], *, shared: bool = False, wait: bool = False) -> 
     except OSError:
         pass
     return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether a live process holds the lock of a regular file: it writes there. False where there is no such file."""
+    try:
+        with open_regular(path) as file:
+            return not lock(file, shared=True)
+    except OSError:
+        return False
 
 
 @contextmanager

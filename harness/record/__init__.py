@@ -12,7 +12,7 @@
 
 Outside of ``run`` every call does nothing, so that they may stay in the code. Threads and processes are lanes, on one
 clock; a process that is started inside records by itself. A killed program loses the spans that are open, nothing else.
-``python -m harness compare``, ``report``, ``trace`` and ``simulate --from`` read the folder as they read any run.
+``python -m harness compare``, ``report`` and ``trace`` read the folder as they read any run.
 """
 
 from harness.record.recording import Recording, RecordingError, count, lane, metrics, run, span, step

@@ -20,8 +20,8 @@ from harness.record import format as form
 from harness.record.event_file import EventFile
 from harness.record.private import argument_names, environment_names, shown
 
-FOLDER_VARIABLE, LANE_VARIABLE = "GRPO_HARNESS_RECORD", "GRPO_HARNESS_RECORD_LANE"
-"""The environment of a program that records: which folder, and the name of its first lane."""
+FOLDER_VARIABLE = "GRPO_HARNESS_RECORD"
+"""In the environment of a program that records: into which folder."""
 MAIN_LANE = "learner"
 """The main thread's lane: that of the loop, whose steps are counted."""
 PACKAGES = ("torch", "transformers", "trl", "verl", "vllm", "ray", "accelerate", "deepspeed", "peft")
@@ -43,13 +43,12 @@ class Recording:
     """
 
     def __init__(self, folder: Path, lane: str = MAIN_LANE) -> None:
-        self.folder, self.main_lane = folder, lane
-        self.lanes: dict[int, str] = {}
+        self.folder = folder
+        self.lanes = {threading.main_thread().ident or 0: lane}
         self.step_number = form.NO_STEP
         self._starts: dict[tuple[str, str], str] = {}
         pid, now = os.getpid(), _now()
         self._file = EventFile(self.folder / form.EVENTS / f"{pid}-{now}.jsonl")
-        self.lanes = {threading.main_thread().ident or 0: self.main_lane}
         self.write([form.PROCESS, pid, shown(_process_name()), now, time.time_ns()])
 
     def write(self, event: list[Any]) -> None:
@@ -66,7 +65,7 @@ class Recording:
 
     def name_main_lane(self, name: str) -> None:
         """Name the lane of the main thread: of a rank ``learner/1``."""
-        self.main_lane = self.lanes[threading.main_thread().ident or 0] = _name(name)
+        self.lanes[threading.main_thread().ident or 0] = _name(name)
 
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
         """Add a span of the calling thread that has ended; times are of ``time.monotonic_ns``."""
@@ -127,21 +126,15 @@ def _process_name() -> str:
 _current: Recording | None = None
 
 
-def _recording() -> Recording | None:
-    """Return this process's recording; a process that was started inside of one begins its own."""
+def current() -> Recording | None:
+    """Return this process's recording, None without one; a process that was started inside of one begins its own."""
     global _current
     if _current is None and (folder := os.environ.get(FOLDER_VARIABLE)):
         where = Path(folder)
         if (where / form.EVENTS).is_dir():
-            is_main = _process_name() == "MainProcess"
-            lane = os.environ.get(LANE_VARIABLE) or (MAIN_LANE if is_main else _name(_process_name()))
-            _begin(Recording(where, lane))
+            name = _process_name()
+            _begin(Recording(where, MAIN_LANE if name == "MainProcess" else _name(name)))
     return _current
-
-
-def current() -> Recording | None:
-    """Return the recording of this process; None where it is not recorded."""
-    return _recording()
 
 
 def _begin(recording: Recording) -> None:
@@ -187,7 +180,7 @@ class run:
         self._said = {"arm": arm, "scenario": scenario or self.folder.name, "trainer": trainer}
 
     def __enter__(self) -> Recording:
-        if _recording() is not None:
+        if current() is not None:
             raise RecordingError(f"{self.folder.name}: this process is being recorded already; end that run first")
         begin_folder(self.folder, **self._said)
         os.environ[FOLDER_VARIABLE] = str(self.folder)
@@ -294,7 +287,7 @@ class span:
 
     def __exit__(self, *error: object) -> None:
         end_ns = _now()
-        recording = _current or _recording()
+        recording = _current or current()
         if recording is not None:
             recording.add_span(self._name, self._start_ns, end_ns, self._attributes)
 
@@ -332,7 +325,7 @@ def step(number: int) -> _EndOfStep:
     Raises:
         RecordingError: the number is no whole number from 0 on, or not above the one before.
     """
-    recording = _current or _recording()
+    recording = _current or current()
     if recording is not None:
         if not isinstance(number, int) or not recording.step_number < number < 2**53:
             what = f"step {number!r} must be a whole number above the one before, {recording.step_number}"
@@ -353,7 +346,7 @@ def metrics(values: Mapping[str, float]) -> None:
 
 
 def _tell(kind: str, values: Mapping[str, Any]) -> None:
-    recording = _current or _recording()
+    recording = _current or current()
     if recording is not None:
         numbers = {_name(key): number for key, value in values.items() if (number := _number(value)) is not None}
         if numbers:
@@ -369,6 +362,6 @@ def _number(value: Any) -> float | None:
 
 def lane(name: str) -> None:
     """Name the lane of the calling thread, as in ``generator0``; what runs in one lane waits for itself."""
-    recording = _current or _recording()
+    recording = _current or current()
     if recording is not None:
         recording.lanes[get_ident()] = _name(name)

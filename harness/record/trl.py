@@ -27,7 +27,7 @@ STAGES = {
 }
 """TRL's names of what it times, without the trainer's. What else it times within rewards is a reward function."""
 LOGPROBS = "_get_per_token_logps_and_entropies"
-REWARD, LOGGED = "score", ("loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "entropy")
+REWARD = "score"
 _doing = threading.local()
 
 
@@ -76,21 +76,20 @@ def _as_generator(
 ) -> Callable[..., AbstractContextManager[Any]]:
     """Record the ``profiling_context`` of before 0.25, a generator of which nothing but its name can be seen."""
 
+    if not hasattr(context, "__wrapped__"):  # a factory of the class, whose own seams record
+        return context
+
     @contextmanager
     def recorded(trainer: Any, name: str) -> Iterator[Any]:
-        if hasattr(context, "__wrapped__"):
-            stage = stage_of(name)
-            _stack().append(stage)
-            try:
-                with span(stage), context(trainer, name) as value:
-                    yield value
-            finally:
-                _stack().pop()
-        else:  # a factory of the class, whose own seams record
-            with context(trainer, name) as value:
+        stage = stage_of(name)
+        _stack().append(stage)
+        try:
+            with span(stage), context(trainer, name) as value:
                 yield value
+        finally:
+            _stack().pop()
 
-    return recorded if hasattr(context, "__wrapped__") else context
+    return recorded
 
 
 def _logprobs(compute: Callable[..., Any]) -> Callable[..., Any]:

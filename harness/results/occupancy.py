@@ -180,6 +180,16 @@ class Occupancy:
         """Return the seconds of each stage and wait in each window, added over lanes: shape [windows, stages]."""
         return self._sums(self.window, len(self.windows)) / 1e9
 
+    def lanes_by_window(self) -> list[LaneSeconds]:
+        """Return the seconds of each window by lane and stage, those that are above 0."""
+        shape = len(self.windows), len(self.lanes), len(self.table.stages)
+        sums = self._sums(self.window * len(self.lanes) + self.lane, shape[0] * shape[1]).reshape(shape)
+        found: list[LaneSeconds] = [{} for _ in self.windows]
+        for window, lane, stage in np.argwhere(sums > 0).tolist():
+            of_lane = found[window].setdefault(self.lanes[lane], {})
+            of_lane[self.table.stages[stage].value] = float(sums[window, lane, stage]) / 1e9
+        return found
+
     def _sums(self, row: Integers, rows: int) -> Integers:
         """Return nanoseconds by row and stage, shape [rows, stages]; exact up to 2^53 (104 days)."""
         count = len(self.table.stages)

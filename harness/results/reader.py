@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from harness.core.checkpoints import LATEST
 from harness.core.errors import UserError
-from harness.core.file_locks import lock
-from harness.core.regular_files import open_regular
+from harness.core.file_locks import is_held
 from harness.core.trace import Span, stage_named
 from harness.record.format import RECORDING
 from harness.results.jsonl import RESTORE, read_checked, read_rows
@@ -72,7 +71,7 @@ class Run:
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
         rows = read_rows(self.folder, SpanRow)
-        return [Span(row.lane, stage_named(row.stage), *astuple(row)[2:]) for row in rows]
+        return [Span(row.lane, stage_named(row.stage), row.start_ns, row.end_ns, row.step, row.version) for row in rows]
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
@@ -259,11 +258,7 @@ def read_each(path: Path, read: Callable[[Path], T]) -> tuple[list[T], list[Dama
 
 def is_running(folder: Path) -> bool:
     """Whether a live process writes into a run's folder: it holds the writer's lock."""
-    try:
-        with open_regular(folder / STEPS) as file:
-            return not lock(file, shared=True)
-    except OSError:
-        return False
+    return is_held(folder / STEPS)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

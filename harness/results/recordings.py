@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from harness.core.errors import UserError
-from harness.core.file_locks import holding, lock
+from harness.core.file_locks import holding, is_held
 from harness.core.machine import fingerprint
-from harness.core.regular_files import open_regular
+from harness.core.regular_files import read_regular
 from harness.core.trace import Span, Stage, stage_named
 from harness.core.types import Metric, Metrics
 from harness.record import format as form
@@ -33,7 +33,6 @@ from harness.results.rows import (
     ROLLOUTS,
     SPANS,
     STEPS,
-    LaneSeconds,
     StepRow,
     TailRow,
     part_of,
@@ -108,7 +107,7 @@ def make_run(folder: Path) -> None:
 def _make_run(folder: Path) -> None:
     facts = read_checked(folder / form.RECORDING, lambda data: _facts(data, str(folder / form.RECORDING)))
     files = sorted((folder / form.EVENTS).glob("*.jsonl"))
-    if any(map(_is_open, files)):
+    if any(map(is_held, files)):
         raise UserError(f"{str(folder)!r} is still being recorded", str(folder), "wait until the program has ended")
     events = _read_events(files)
     if not events.begins:
@@ -137,15 +136,6 @@ def _facts(data: bytes, where: str) -> Facts:
     return facts
 
 
-def _is_open(file: Path) -> bool:
-    """Whether a live process writes into it: it holds the writer's lock."""
-    try:
-        with open_regular(file) as stream:
-            return not lock(stream, shared=True)
-    except OSError:
-        return False
-
-
 # ---- events
 
 
@@ -169,8 +159,7 @@ def _read_events(files: Sequence[Path]) -> Events:
 
 def _lines(file: Path) -> tuple[list[list[Any]], int]:
     """Return the events of a file, and how many lines of it could not be read; a last line without its end is none."""
-    with open_regular(file) as stream:
-        data = stream.read()
+    data = read_regular(file)
     data = data[: data.find(b"\0")] if b"\0" in data else data
     events, damaged = list[list[Any]](), 0
     for line in data[: data.rfind(b"\n") + 1].splitlines():
@@ -243,7 +232,7 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
     begins = [events.begins[step] for step in steps]
     ends = [events.ends.get(step, after) for step, after in zip(steps, [*begins[1:], end_ns], strict=True)]
     edges = np.maximum.accumulate([begins[0], *ends, end_ns])
-    lanes = _lane_seconds(events.spans, edges)
+    lanes = Occupancy.of(events.spans, np.stack((edges[:-1], edges[1:]), axis=1)).lanes_by_window()
     rows = list[StepRow | TailRow]()
     for place, step in enumerate(steps):
         wall_s = (edges[place + 1] - edges[place]) / NANOSECONDS
@@ -264,19 +253,6 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
         tail_s, elapsed_s = (edges[-1] - edges[-2]) / NANOSECONDS, (edges[-1] - edges[0]) / NANOSECONDS
         rows.append(TailRow(wall_s=tail_s, elapsed_s=elapsed_s, lanes=lanes[-1]))
     return rows, int(edges[0])
-
-
-def _lane_seconds(spans: Sequence[Span], edges: Any) -> list[LaneSeconds]:
-    """Return the seconds of each lane and stage between each two edges."""
-    table = Occupancy.of(spans, np.stack((edges[:-1], edges[1:]), axis=1))
-    found: list[LaneSeconds] = [{} for _ in edges[1:]]
-    stages, shape = table.table.stages, (len(found), len(table.lanes), len(table.table.stages))
-    cell = np.ravel_multi_index((table.window, table.lane, table.stage), shape)
-    sums = np.bincount(cell, table.end_ns - table.start_ns, int(np.prod(shape))).reshape(shape)
-    for window, lane, stage in np.argwhere(sums > 0).tolist():
-        own = found[window].setdefault(table.lanes[lane], {})
-        own[stages[stage].value] = float(sums[window, lane, stage]) / NANOSECONDS
-    return found
 
 
 def _metrics(counts: Mapping[str, float], values: Mapping[str, float], wall_s: float) -> Metrics:

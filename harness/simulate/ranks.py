@@ -33,7 +33,7 @@ from harness.core.trace import Stage
 from harness.models.config import ModelConfig
 from harness.models.flops import group_flops
 from harness.scenario.batch_plan import BatchPlan, Rows, num_tokens, plan_batch
-from harness.scenario.derived import mesh_shape, zero_stage
+from harness.scenario.derived import in_shards, mesh_shape, zero_stage
 from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
 from harness.simulate.cost_model import CostModel
@@ -408,7 +408,7 @@ class RankCosts:
     @property
     def gathers(self) -> bool:
         """Whether the weights leave as a whole, on rank 0; else each rank writes its pieces."""
-        return self._work.scenario.learner.publish != "shards"
+        return not in_shards(self._work.scenario)
 
     def gather_s(self, step: int) -> float:
         """Return the seconds in which rank 0 gathers all weights, tensor by tensor."""
