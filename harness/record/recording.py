@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -44,9 +45,8 @@ class Recording:
 
     def __init__(self, folder: Path, lane: str = MAIN_LANE) -> None:
         self.folder = folder
-        self.lanes = {threading.main_thread().ident or 0: lane}
         self.step_number = form.NO_STEP
-        self._starts: dict[tuple[str, str], str] = {}
+        self._main_lane, self._thread = lane, _Thread()
         pid, now = os.getpid(), _now()
         self._file = EventFile(self.folder / form.EVENTS / f"{pid}-{now}.jsonl")
         self.write([form.PROCESS, pid, shown(_process_name()), now, time.time_ns()])
@@ -55,28 +55,36 @@ class Recording:
         """Add an event; see ``harness.record.format``."""
         self._file.add(f"{_encode(event)}\n".encode())
 
-    def lane(self) -> str:
-        """Return the lane of the calling thread."""
-        ident = get_ident()
-        found = self.lanes.get(ident)
-        if found is None:
-            found = self.lanes[ident] = _name(threading.current_thread().name)
-        return found
+    def name_lane(self, name: str) -> None:
+        """Name the lane of the calling thread."""
+        self._thread.lane = _name(name)
+        self._thread.begins.clear()
 
-    def name_main_lane(self, name: str) -> None:
-        """Name the lane of the main thread: of a rank ``learner/1``."""
-        self.lanes[threading.main_thread().ident or 0] = _name(name)
+    def _lane(self) -> str:
+        """Return the lane of the calling thread: without a name of ours it goes by its own."""
+        if self._thread.lane is None:
+            thread = threading.current_thread()
+            self._thread.lane = self._main_lane if thread is threading.main_thread() else _name(thread.name)
+        return self._thread.lane
 
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
         """Add a span of the calling thread that has ended; times are of ``time.monotonic_ns``."""
-        lane = self.lanes.get(get_ident()) or self.lane()
-        start = self._starts.get((lane, name))
-        if start is None:
-            start = self._starts[lane, name] = f"{_encode([form.SPAN, lane, _name(name)])[:-1]},"
+        begins = self._thread.begins
+        line = begins.get(name)
+        if line is None:
+            begin = _encode([form.SPAN, self._lane(), _name(name)])[:-1].replace("%", "%%")
+            line = begins[name] = f"{begin},%d,%d,%d%b]\n".encode()
         told = ""
         if attributes:
-            told = f",{{{','.join([f'{_key(key)}{_value(value)}' for key, value in attributes.items()])}}}"
-        self._file.add(f"{start}{start_ns},{end_ns},{self.step_number}{told}]\n".encode())
+            mark = ",{"
+            for key, value in attributes.items():
+                kind = type(value)
+                if kind is not int and (kind is not float or value - value != 0):  # such a float is no number
+                    value = _text(value) if kind is str else _value(value)
+                told = f"{told}{mark}{_KEYS[key]}{value}"
+                mark = ","
+            told += "}"
+        self._file.add(line % (start_ns, end_ns, self.step_number, told.encode()))
 
     def close(self) -> None:
         """Close the file."""
@@ -87,6 +95,14 @@ class Recording:
         self._file.leave()
 
 
+class _Thread(threading.local):
+    """The calling thread's lane, None until it is asked for, and how the lines of its spans begin, by their names."""
+
+    def __init__(self) -> None:
+        self.lane: str | None = None
+        self.begins: dict[str, bytes] = {}
+
+
 class _Keys(dict[str, str]):
     """The names of attributes as they begin a JSON pair."""
 
@@ -95,22 +111,24 @@ class _Keys(dict[str, str]):
         return found
 
 
-_key = _Keys().__getitem__
+_KEYS = _Keys()
 
 
-def _value(value: object) -> str:
+def _value(value: Any) -> str:
     """Return a value as JSON: a number, a text that may be shown; of anything else its kind, for it may hold texts."""
-    kind = type(value)
-    if kind is int or (kind is float and value - value == 0):  # type: ignore[operator]
-        return repr(value)
-    if isinstance(value, str):
-        return _encode(shown(value))
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return _encode(value)
-    try:
-        return _encode(float(value))  # type: ignore[arg-type]  # a number of numpy's or torch's
-    except (TypeError, ValueError):
-        return _encode(kind.__name__)
+    if isinstance(value, str):
+        return _text(str(value))
+    number = _number(value)
+    if number is not None:
+        return repr(number)
+    return "null" if isinstance(value, float) else _text(type(value).__name__)
+
+
+@lru_cache(maxsize=4096)
+def _text(text: str) -> str:
+    return _encode(shown(text))
 
 
 def _name(text: str) -> str:
@@ -285,7 +303,7 @@ class span:
         self._start_ns = _now()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         end_ns = _now()
         recording = _current or current()
         if recording is not None:
@@ -354,9 +372,11 @@ def _tell(kind: str, values: Mapping[str, Any]) -> None:
 
 
 def _number(value: Any) -> float | None:
+    """Return a finite number, also of numpy's or torch's; None of anything else."""
     try:
-        return value if type(value) in (int, float) else float(value)
-    except (TypeError, ValueError):
+        number = value if type(value) in (int, float) else float(value)
+        return number if math.isfinite(number) else None
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -364,4 +384,4 @@ def lane(name: str) -> None:
     """Name the lane of the calling thread, as in ``generator0``; what runs in one lane waits for itself."""
     recording = _current or current()
     if recording is not None:
-        recording.lanes[get_ident()] = _name(name)
+        recording.name_lane(name)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from harness.record import recording
-from harness.record.recording import count, metrics, span, step
+from harness.record.recording import count, lane, metrics, span, step
 from harness.record.seams import Seam, Shim
 
 STAGES = {
@@ -142,9 +141,8 @@ def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
                 metrics({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
         self.add_callback(Steps())
-        current = recording.current()
-        if current is not None and self.args.world_size > 1:
-            current.name_main_lane(f"learner/{self.args.process_index}")
+        if self.args.world_size > 1:
+            lane(f"learner/{self.args.process_index}")
 
     return recorded
 

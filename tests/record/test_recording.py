@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from itertools import count
 from pathlib import Path
 
@@ -114,6 +115,54 @@ def _score():
         pass
 
 
+def test_many_threads_lose_no_line_while_the_file_grows(tmp_path):
+    """Eight threads, one pair after another, so that later ones get the ids of ended ones."""
+    lanes, spans, interval = 8, 2000, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with record.run(tmp_path / "a"):
+            record.step(0)
+            for first in range(0, lanes, 2):
+                threads = [
+                    threading.Thread(target=_many, args=(spans,), name=f"worker {first + each}") for each in (0, 1)
+                ]
+                for each in threads:
+                    each.start()
+                for each in threads:
+                    each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    run = load_run(tmp_path / "a")
+    of_lane = Counter(span.lane for span in run.spans() if span.stage.value == "work")
+    assert of_lane == {f"worker {number}": spans for number in range(lanes)}
+    assert run.manifest.outcome["recorded"]["damaged"] == 0
+
+
+def _many(spans):
+    for number in range(spans):
+        with record.span("work", number=number):
+            pass
+
+
+def test_a_signal_while_the_file_grows_neither_hangs_nor_loses_a_line(tmp_path, monkeypatch):
+    """Its handler records too, in the midst of the growing, and grows the file itself."""
+    take = os.posix_fallocate
+
+    def and_record(*args):
+        monkeypatch.setattr(os, "posix_fallocate", take)
+        for _ in range(2000):
+            with record.span("score"):
+                pass
+        take(*args)
+
+    with record.run(tmp_path / "a"):
+        record.step(0)
+        monkeypatch.setattr(os, "posix_fallocate", and_record)
+        _many(2000)
+    found = Counter(span.stage.value for span in load_run(tmp_path / "a").spans())
+    assert (found["work"], found["score"]) == (2000, 2000)
+
+
 KILLED = """
 import sys
 from harness import record
@@ -190,14 +239,26 @@ def test_nothing_is_written_that_names_a_person_or_opens_a_door(tmp_path, monkey
             with record.span(secret, value=secret, where=Path(secret)):
                 pass
         record.metrics({"token hf_" + "Q" * 34: 1})
-        with record.span("update", rows=3, name="bf16", share=float("nan"), many=[secrets]):
+        values = {
+            "rows": 3,
+            "name": "bf16",
+            "share": 0.25,
+            "none": float("nan"),
+            "big": float("inf"),
+            "many": [secrets],
+        }
+        with record.span("update", on=True, **values):
             pass
+        record.metrics({"loss": float("nan"), "reward": 2})
     written = "".join(path.read_text(errors="replace") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert [secret for secret in (*secrets, "/srv/people") if secret in written] == []
     facts = json.loads((tmp_path / "a" / RECORDING).read_text())
     assert facts["arguments"] == ["--lr", "--key", "trainer.n"]
     assert "MY_TOKEN" in facts["environment"]
-    assert '{"rows":3,"name":"bf16","share":NaN,"many":"list"}' in written
+    assert '{"on":true,"rows":3,"name":"bf16","share":0.25,"none":null,"big":null,"many":"list"}' in written
+    run = load_run(tmp_path / "a")  # what is no number of JSON's costs no other
+    assert (run.manifest.outcome["recorded"]["damaged"], run.steps[0].metric("reward").value) == (0, 2)
+    assert Stage.UPDATE in {span.stage for span in run.spans()}
 
 
 def test_outside_of_a_recording_calls_do_nothing(tmp_path):
