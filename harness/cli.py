@@ -81,7 +81,7 @@ COMMANDS = {
         "whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5",
     ),
     "record": (
-        "harness.report.record_command",
+        "harness.run.commands.record",
         "record where the time of another trainer's run goes",
         "record --trainer trl -- python train_grpo.py",
     ),

@@ -53,7 +53,7 @@ class Recording:
 
     def write(self, event: list[Any]) -> None:
         """Add an event; see ``harness.record.format``."""
-        self._file.add(f"{_encode(event)}\n".encode())
+        self._file.add(form.line(event))
 
     def name_lane(self, name: str) -> None:
         """Name the lane of the calling thread."""
@@ -228,8 +228,8 @@ def begin_folder(folder: Path, argv: Sequence[str] | None = None, **said: Any) -
         (folder / form.EVENTS).mkdir()
         facts = (
             {"schema": form.SCHEMA, "schema_version": form.SCHEMA_VERSION}
-            | said
             | program_facts(sys.argv if argv is None else argv)
+            | said
         )
         draft = folder / f".{form.RECORDING}.draft"
         draft.write_text(json.dumps(facts, indent=2) + "\n")
@@ -251,20 +251,25 @@ def end_run(kind: type[BaseException] | None) -> None:
 
 def program_facts(argv: Sequence[str]) -> dict[str, Any]:
     """Return when and with what a program runs; arguments and environment by name alone."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
         "arguments": argument_names(argv[1:]),
         "environment": environment_names(os.environ),
-        "versions": versions,
+        "versions": versions(),
         "machine": {"cpu": _processor(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib()},
         "threads": _threads(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed beside this program."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _processor() -> str | None:
@@ -280,6 +285,9 @@ def _memory_gib() -> float:
 
 
 def _threads() -> int | None:
+    """Return how many threads compute: as torch has them, where the program uses it, else as the environment says."""
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -348,6 +356,8 @@ def step(number: int) -> _EndOfStep:
         if not isinstance(number, int) or not recording.step_number < number < 2**53:
             what = f"step {number!r} must be a whole number above the one before, {recording.step_number}"
             raise RecordingError(f"{what}; count training steps from 0")
+        if recording.step_number == form.NO_STEP:
+            recording.write([form.PROGRAM, versions(), _threads()])
         recording.step_number = number
         recording.write([form.STEP, number, _now()])
     return _EndOfStep(number)

@@ -20,6 +20,8 @@ from harness.record import format as form
 from harness.record import recording
 from harness.record.recording import span
 
+TRAINER_VARIABLE = "GRPO_HARNESS_RECORD_TRAINER"
+"""In the environment of a program that records: whose seams are wrapped; empty for those that it imports."""
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -47,12 +47,18 @@ RESPONSE_TOKENS, ROLLOUT_COUNT, OPTIMIZER_STEPS = "tokens", "rollouts", "optimiz
 """What is counted under a name of ours: response tokens and rollouts of a step, and optimizer steps in it."""
 
 
+class NoSteps(UserError):
+    """A recording has no training step."""
+
+
 class Facts(msgspec.Struct):
     """``recording.json``; see ``harness.record.recording.program_facts``."""
 
     scenario: str
     started_at: str
+    experiment: str | None = None
     arm: str | None = None
+    point: dict[str, Any] = {}
     trainer: str = ""
     block: int | None = None
     position: int | None = None
@@ -75,6 +81,7 @@ class Events:
         ended: status, error and nanoseconds of how the program ended; None where it was killed.
         last_ns: of all of them.
         seams: places in the trainer's code, and whether this version has them.
+        versions, threads: of the process that counts steps.
         damaged: lines in the middle of a file that could not be read.
     """
 
@@ -86,6 +93,8 @@ class Events:
     ended: tuple[str, str | None, int] | None = None
     last_ns: int = 0
     seams: dict[str, bool] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
     damaged: int = 0
 
 
@@ -112,7 +121,7 @@ def _make_run(folder: Path) -> None:
     events = _read_events(files)
     if not events.begins:
         what = f"the recording {str(folder)!r} has no training step: record.step(n) was not called"
-        raise UserError(what, str(folder), "call record.step(n) where a training step begins, and record again")
+        raise NoSteps(what, str(folder), "call record.step(n) where a training step begins, and record again")
     for name in (STEPS, SPANS, ROLLOUTS, LOG):  # of an attempt that was killed
         (folder / name).unlink(missing_ok=True)
     began = datetime.fromisoformat(facts.started_at)
@@ -197,6 +206,9 @@ def _take(
             if span.end_ns < span.start_ns:
                 raise ValueError("it ends before it begins")
             events.spans.append(span)
+        case form.PROGRAM if leads:
+            events.versions = {str(package): str(version) for package, version in event[1].items()}
+            events.threads = None if event[2] is None else int(event[2])
         case form.STEP if leads:
             events.begins.setdefault(int(event[1]), at(event[2]))
         case form.END_OF_STEP if leads:
@@ -282,8 +294,9 @@ def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
     machine = {key: facts.machine.get(key) for key in ("cpu", "cores", "memory_gib")}
     return Manifest(
         scenario=facts.scenario,
-        experiment=began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
+        experiment=facts.experiment or began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
         arm=facts.arm,
+        point=facts.point,
         block=facts.block,
         position=facts.position,
         seed=facts.seed,
@@ -293,8 +306,8 @@ def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
         startup_s=round(startup_ns / NANOSECONDS, 3),
         status=status,
         error=error,
-        versions=facts.versions,
-        machine=facts.machine | {"fingerprint": fingerprint(machine)},
-        threads=facts.threads,
+        versions=dict(events.versions or facts.versions),
+        machine={"fingerprint": fingerprint(machine)} | facts.machine,
+        threads=events.threads or facts.threads,
         outcome={"recorded": {"trainer": facts.trainer, "arguments": facts.arguments, "damaged": events.damaged}},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,8 +32,9 @@ from harness.run.factory import PartsFactory
 from harness.run.inputs import InputsNow
 from harness.run.interleaving import Group, groups_of, points_of
 from harness.run.parts import Build
-from harness.run.points import Continuation, Point, survey
+from harness.run.points import Continuation, Point, Resume, survey
 from harness.run.preflight import check_before_start
+from harness.run.recorded import CommandRuns
 from harness.run.session import Experiment
 from harness.run.standing import say_changes, standing, what_failed
 from harness.scenario.axes import Variant, expand
@@ -247,14 +248,29 @@ class _Command:
     @contextmanager
     def _runs(self, groups: Sequence[Group], made: Experiment) -> Iterator[Runs]:
         """Have what makes the runs of a group, and all that it starts ended at the end."""
-        with PartsFactory([[each.scenario for each in group.variants] for group in groups]) as factory:
+        own = [[each.scenario for each in group.variants if not each.scenario.command] for group in groups]
+        with PartsFactory(list(filter(None, own))) as factory:
             if self.scenario.transport_sweep is None:
                 quiet = self.quiet or self.amount == "everything"
-                yield ArmRunner(made, self.build or factory, self.console, quiet)
+                arms = ArmRunner(made, self.build or factory, self.console, quiet)
+                yield _EachAsItIs(arms, CommandRuns(made, self.console, quiet))
                 return
             from harness.run.transport_sweep import TransportSweeps
 
             yield TransportSweeps(made, factory.session, self.console, self.quiet)
+
+
+@dataclass(frozen=True)
+class _EachAsItIs:
+    """Makes the runs of the harness' own loop, and those of programs."""
+
+    own: Runs
+    programs: Runs
+
+    def run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> Failures:
+        """Make the runs of a group; see ``Runs``."""
+        runs = self.programs if group.variants[0].scenario.command else self.own
+        return runs.run(group, resumes, place)
 
 
 def go_on_with(

@@ -193,7 +193,7 @@ def test_an_interrupt_ends_the_command_with_all_that_it_started(tmp_path):
         f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\ntime.sleep(600)\n"
     )
     shell = (
-        "import harness.report.record_command as command; command.GRACE_S = 0.2; "
+        "import harness.run.recorded as recorded; recorded.GRACE_S = 0.2; "
         "from harness.cli import main; import sys; sys.exit(main())"
     )
     typed = [sys.executable, "-c", shell, "record", "--out", tmp_path / "out", "--", sys.executable, program]

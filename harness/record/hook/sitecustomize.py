@@ -24,9 +24,9 @@ def _start(here: str) -> None:
         if find_spec("harness") is None or find_spec("harness.record") is None:
             folder = os.path.dirname(os.path.dirname(here))
             _run("harness", os.path.join(folder, "__init__.py"), folder)
-        from harness.record.seams import install
+        from harness.record.seams import TRAINER_VARIABLE, install
 
-        install(os.environ.get("GRPO_HARNESS_RECORD_TRAINER", ""))
+        install(os.environ.get(TRAINER_VARIABLE, ""))
     except Exception as error:  # the program goes on without being recorded
         print(f"recording: {type(error).__name__}: {error}", file=sys.stderr)
 

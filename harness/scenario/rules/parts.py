@@ -60,6 +60,20 @@ RULES = (
         ": lagged parts work on while another arm has its turn",
     ),
     Rule(
+        "programs_run_alone",
+        lambda s: s.command and s.interleaving == "step",
+        "interleaving is step with a command, which is a process of its own from start to end",
+        "set interleaving to run or auto",
+        ("command",),
+    ),
+    Rule(
+        "programs_run_alone",
+        lambda s: s.command and s.transport_sweep,
+        "transport_sweep is set with a command, and measures syncs of the harness' own parts",
+        "leave one of them out",
+        ("command",),
+    ),
+    Rule(
         "lag_control_has_lag",
         lambda s: s.lag_control != "wait" and not s.max_lag,
         "lag_control is {lag_control} with max_lag 0, and without lag its bound never bites that way",
