@@ -12,6 +12,8 @@ JSON array in each line, in the order in which they ended; what follows the last
     ["count", step, {name: number}]                    added up over a step
     ["metrics", step, {name: number}]                  the last value of a step counts
     ["seam", trainer, place, is there]                 a place in a trainer's code that is recorded, or was not found
+    ["profiled", step]                                 a profiler has part in the time of this step
+    ["counters", at_ns, source, {name: number}, {name: why it is missing}]   of the machine, or of a process by its pid
     ["end", status, error, at_ns]                      of the program: completed, interrupted or failed
 """
 
@@ -24,6 +26,7 @@ RECORDING, EVENTS = "recording.json", "events"
 PROCESS, PROGRAM, SPAN, STEP, END_OF_STEP, COUNT, METRICS, SEAM, END = (
     *("process", "program", "span", "step", "end of step", "count", "metrics", "seam", "end"),
 )
+PROFILED, COUNTERS = "profiled", "counters"
 NO_STEP = -1
 MOST_NAME = 64
 """Characters of a span's, a lane's or a metric's name: longer ones are cut."""

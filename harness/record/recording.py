@@ -15,14 +15,21 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.record import format as form
 from harness.record.event_file import EventFile
 from harness.record.private import argument_names, environment_names, shown
 
+if TYPE_CHECKING:
+    from harness.record.profiling import Profiling
+
 FOLDER_VARIABLE = "GRPO_HARNESS_RECORD"
 """In the environment of a program that records: into which folder."""
+PROFILE_VARIABLE = "GRPO_HARNESS_RECORD_PROFILE"
+"""In the environment of a program that is profiled: see ``harness.record.profiling``."""
+LISTENERS = ("NVTX_INJECTION64_PATH", "NSYSDK_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+"""One of them is in the environment of a program whose NVTX ranges a tool takes."""
 MAIN_LANE = "learner"
 """The main thread's lane: that of the loop, whose steps are counted."""
 PACKAGES = ("torch", "transformers", "trl", "verl", "vllm", "ray", "accelerate", "deepspeed", "peft")
@@ -47,6 +54,11 @@ class Recording:
         self.folder = folder
         self.step_number = form.NO_STEP
         self._main_lane, self._thread = lane, _Thread()
+        self.profiling: Profiling | None = None
+        if any(name in os.environ for name in (PROFILE_VARIABLE, *LISTENERS)):
+            from harness.record.profiling import Profiling
+
+            self.profiling = Profiling(self._lane, os.environ.get(PROFILE_VARIABLE))
         pid, now = os.getpid(), _now()
         self._file = EventFile(self.folder / form.EVENTS / f"{pid}-{now}.jsonl")
         self.write([form.PROCESS, pid, shown(_process_name()), now, time.time_ns()])
@@ -87,7 +99,9 @@ class Recording:
         self._file.add(line % (start_ns, end_ns, self.step_number, told.encode()))
 
     def close(self) -> None:
-        """Close the file."""
+        """End a profiler that still runs, and close the file."""
+        if self.profiling is not None:
+            self.profiling.stop()
         self._file.close()
 
     def leave(self) -> None:
@@ -302,12 +316,16 @@ class span:
         attributes: numbers and short texts. A text that may hold a secret, a folder, a host or a person is hidden.
     """
 
-    __slots__ = ("_attributes", "_name", "_start_ns")
+    __slots__ = ("_attributes", "_mark", "_name", "_start_ns")
 
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name, self._attributes = name, attributes
 
     def __enter__(self) -> span:
+        recording = _current or current()
+        self._mark = None
+        if recording is not None and recording.profiling is not None:
+            self._mark = recording.profiling.mark(self._name, recording.step_number)
         self._start_ns = _now()
         return self
 
@@ -316,6 +334,8 @@ class span:
         recording = _current or current()
         if recording is not None:
             recording.add_span(self._name, self._start_ns, end_ns, self._attributes)
+        if self._mark is not None:
+            self._mark()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Record each call of a function."""
@@ -359,6 +379,8 @@ def step(number: int) -> _EndOfStep:
         if recording.step_number == form.NO_STEP:
             recording.write([form.PROGRAM, versions(), _threads()])
         recording.step_number = number
+        if recording.profiling is not None and recording.profiling.on_step():
+            recording.write([form.PROFILED, number])
         recording.write([form.STEP, number, _now()])
     return _EndOfStep(number)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from harness.core.errors import UserError
 from harness.core.file_locks import holding, is_held
@@ -25,10 +26,12 @@ from harness.core.trace import Span, Stage, stage_named
 from harness.core.types import Metric, Metrics
 from harness.record import format as form
 from harness.results.anonymous import Scrubber
+from harness.results.counters import CounterRow
 from harness.results.jsonl import check_schema, read_checked
 from harness.results.manifest import Manifest
 from harness.results.occupancy import Occupancy
 from harness.results.rows import (
+    COUNTERS,
     MOST_SECONDS,
     ROLLOUTS,
     SPANS,
@@ -82,6 +85,9 @@ class Events:
         last_ns: of all of them.
         seams: places in the trainer's code, and whether this version has them.
         versions, threads: of the process that counts steps.
+        profiled: steps whose time a profiler has part in.
+        processes: by their ids, what each is.
+        counters: of a process under its lanes, or under what it is where it recorded nothing.
         damaged: lines in the middle of a file that could not be read.
     """
 
@@ -95,6 +101,9 @@ class Events:
     seams: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
+    profiled: set[int] = field(default_factory=set)
+    processes: dict[str, str] = field(default_factory=dict)
+    counters: list[CounterRow] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -122,13 +131,13 @@ def _make_run(folder: Path) -> None:
     if not events.begins:
         what = f"the recording {str(folder)!r} has no training step: record.step(n) was not called"
         raise NoSteps(what, str(folder), "call record.step(n) where a training step begins, and record again")
-    for name in (STEPS, SPANS, ROLLOUTS, LOG):  # of an attempt that was killed
+    for name in (STEPS, SPANS, ROLLOUTS, COUNTERS, LOG):  # of an attempt that was killed
         (folder / name).unlink(missing_ok=True)
     began = datetime.fromisoformat(facts.started_at)
     rows, startup_ns = _rows(events)
     with RunFolder(folder, Scrubber.of_this_process(), lambda: began) as run:
         run.append_spans([*_startups(events, startup_ns), *sorted(events.spans, key=lambda span: span.end_ns)])
-        run.append(*rows)
+        run.append(*rows, *events.counters)
         run.log(f"recorded from {facts.trainer or 'a program of the user'}: {len(events.spans)} spans")
         if events.damaged:
             run.log(f"{events.damaged} events were damaged and are left out")
@@ -155,7 +164,8 @@ def _read_events(files: Sequence[Path]) -> Events:
     origin_ns = min(starts, default=0)
     events = Events(damaged=sum(damaged for _, damaged in by_file))
     lanes: dict[str, int] = {}
-    leader = next((own for own, _ in by_file if any(event[0] == form.STEP for event in own)), [])
+    leader = min((own for own, _ in by_file), key=_rank, default=[])
+    processes: dict[str, str] = {}
     for own, _ in by_file:
         names: dict[str, str] = {}
         for event in own:
@@ -163,7 +173,19 @@ def _read_events(files: Sequence[Path]) -> Events:
                 _take(event, events, origin_ns, names, lanes, own is leader)
                 continue
             events.damaged += 1
+        if own and own[0][0] == form.PROCESS and names:
+            processes[str(own[0][1])] = "+".join(names.values())
+    for pid, kind in events.processes.items():
+        processes.setdefault(pid, _free(kind, lanes))
+    events.counters = [structs.replace(row, source=processes.get(row.source, row.source)) for row in events.counters]
     return events
+
+
+def _rank(own: Sequence[Sequence[Any]]) -> tuple[bool, bool, Any]:
+    """Return a key by which the process that leads comes first: it counts steps, is rank 0, or was the first to."""
+    first_ns = next((event[2] for event in own if event[0] == form.STEP and len(event) > 2), None)
+    is_first = any(event[0] == form.SPAN and event[1:2] in (["learner"], ["learner/0"]) for event in own)
+    return first_ns is None, not is_first, first_ns if isinstance(first_ns, int) else 0
 
 
 def _lines(file: Path) -> tuple[list[list[Any]], int]:
@@ -220,6 +242,13 @@ def _take(
             events.metrics[int(event[1])] |= {name: float(value) for name, value in event[2].items()}
         case form.SEAM:
             events.seams[str(event[2])] = bool(event[3]) or events.seams.get(str(event[2]), False)
+        case form.PROFILED if leads:
+            events.profiled.add(int(event[1]))
+        case form.PROCESS:
+            events.processes[str(event[1])] = str(event[2])[: form.MOST_NAME] or "unnamed"
+        case form.COUNTERS:
+            row = dict(zip(("at_ns", "source", "values", "missing"), event[1:], strict=True))
+            events.counters.append(msgspec.convert(row | {"at_ns": int(row["at_ns"]) - origin_ns}, CounterRow))
         case form.END:
             events.ended = str(event[1]), None if event[2] is None else str(event[2]), at(event[3])
 
@@ -255,6 +284,7 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
                 version=step + 1,
                 wall_s=wall_s,
                 elapsed_s=(edges[place + 1] - edges[0]) / NANOSECONDS,
+                profiled=step in events.profiled,
                 optimizer_steps=int(counts.get(OPTIMIZER_STEPS, 1)),
                 lanes=lanes[place],
                 stages_s=sum_stages(lanes[place]),

@@ -5,13 +5,14 @@ An arm whose ``command`` is set is such a program. Its runs lie in the experimen
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -22,6 +23,7 @@ import harness.record
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.progress import duration, minutes_told
 from harness.core.terminal_text import plain
+from harness.probes.recorded_command import CommandProbes
 from harness.record import format as form
 from harness.record.event_file import EventFile
 from harness.record.recording import FOLDER_VARIABLE
@@ -48,10 +50,11 @@ LAST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: ``completed``, ``failed`` or ``interrupted``, and why where it failed."""
+    """How a command ended: ``completed``, ``failed`` or ``interrupted``, why where it failed, and what probes say."""
 
     status: str
     why: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def carry_out(
@@ -61,6 +64,7 @@ def carry_out(
     *,
     output: IO[bytes] | None = None,
     stall_after_s: float | None = None,
+    profiler: str | None = None,
 ) -> Ended:
     """Run a command with the hook in its Python processes; write down how it ended, and end all that it left behind.
 
@@ -70,6 +74,7 @@ def carry_out(
         trainer: whose seams are wrapped; empty for those that it imports.
         output: takes what it writes; None leaves it to the terminal.
         stall_after_s: seconds without a new event after which it is ended; None waits for ever.
+        profiler: runs for a few of its training steps; see ``harness.probes.recorded_command``.
 
     Raises:
         UserError: it cannot be started.
@@ -79,12 +84,12 @@ def carry_out(
     own = EventFile(folder / form.EVENTS / "0.jsonl")
     try:
         own.add(form.line([form.PROCESS, os.getpid(), "command", time.monotonic_ns(), time.time_ns()]))
-        with closing(Guardian()) as guardian:
+        with closing(CommandProbes(folder, own, profiler)) as probes, closing(Guardian()) as guardian:
             try:
                 with guardian.starting():
                     process = subprocess.Popen(
-                        command,
-                        env=os.environ | variables,
+                        probes.command(command),
+                        env=os.environ | variables | probes.variables(),
                         start_new_session=True,
                         stdout=output,
                         stderr=None if output is None else subprocess.STDOUT,
@@ -92,20 +97,20 @@ def carry_out(
             except OSError as error:
                 what = f"{command[0]!r} cannot be started: {error.strerror or error}"
                 raise UserError(what, "command", "name a program that can be run") from error
-            ended = _wait(process, folder, stall_after_s)
-        own.add(form.line([form.END, ended.status, ended.why, time.monotonic_ns()]))
+            ended = _wait(process, probes, folder, stall_after_s)
+            own.add(form.line([form.END, ended.status, ended.why, time.monotonic_ns()]))
     finally:
         own.close()
-    return ended
+    return replace(ended, notes=tuple(probes.notes))
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, stall_after_s: float | None) -> Ended:
+def _wait(process: subprocess.Popen[bytes], probes: CommandProbes, folder: Path, stall_after_s: float | None) -> Ended:
     """Wait for the end of a command, of one that hangs for so long too; then its group is gone."""
     try:
         moved = EventsSeen(folder)
         while True:
             with suppress(subprocess.TimeoutExpired):
-                code = process.wait(None if stall_after_s is None else min(LOOK_S, stall_after_s))
+                code = probes.wait(process, math.inf if stall_after_s is None else min(LOOK_S, stall_after_s))
                 break
             if stall_after_s is not None and moved.seconds_since() > stall_after_s:
                 _end(process)

@@ -16,6 +16,7 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
 from harness.probes.provenance import machine_facts
+from harness.probes.recorded_command import PROFILERS, check_profiler
 from harness.record.recording import RecordingError, begin_folder
 from harness.record.seams import shims
 from harness.results.anonymous import safe_name
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=REMAINDER, metavar="-- COMMAND", help="what to run, after two dashes")
     parser.add_argument(
         "--trainer", choices=sorted(shims()), help="whose seams to use (default: those that are imported)"
+    )
+    parser.add_argument(
+        "--profile", choices=PROFILERS, help="profile training steps 3 and 4 of the command; they count in no figure"
     )
     parser.add_argument("--arm", metavar="NAME", help="name of these settings, by which runs are compared")
     parser.add_argument(
@@ -84,8 +88,8 @@ def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
     from harness.run.experiment import run_scenario
     from harness.scenario.load import USUAL_BLOCKS, check_data
 
-    if options.arm is not None or options.trainer is not None:
-        given = "--arm" if options.arm is not None else "--trainer"
+    given = next((f"--{name}" for name in ("arm", "trainer", "profile") if getattr(options, name) is not None), None)
+    if given is not None:
         what = f"{given} is of a single run, and these are compared"
         raise UserError(what, given, "leave it out; each command's trainer is told by what it imports")
     names = arm_names(commands)
@@ -114,6 +118,7 @@ def _record(options: argparse.Namespace, command: list[str]) -> int:
     """Record one run of one command."""
     from harness.run.recorded import carry_out, read_recorded_run
 
+    check_profiler(options.profile)
     folder = options.out / safe_name(options.name) / experiment_name(options.out, options.name, datetime.now(UTC))
     trainer = options.trainer or ""
     said = {"arm": options.arm, "scenario": options.name, "trainer": trainer, "machine": machine_facts()}
@@ -122,13 +127,15 @@ def _record(options: argparse.Namespace, command: list[str]) -> int:
     except RecordingError as error:
         raise UserError(str(error), str(options.out), "choose another folder with --out DIR") from error
     with signals_as_interrupts():
-        ended = carry_out(command, folder.absolute(), trainer)
+        ended = carry_out(command, folder.absolute(), trainer, profiler=options.profile)
     recorded = read_recorded_run(folder, command[0], sorted(shims()))
     spans = [span for span in recorded.spans() if span.step >= 0]
     print(plain(f"recorded {plural(len(recorded.steps), 'training step')}, {plural(len(spans), 'span')}: {folder}"))
     for line in (folder / LOG).read_text().splitlines():
         if "not recorded" in line:
             print(plain(line.partition(" ")[2]))
+    for note in ended.notes:
+        print(plain(note))
     _show(folder)
     if ended.status == "interrupted":
         raise Interrupted(f"what was recorded so far is in {folder}")
