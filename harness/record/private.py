@@ -13,7 +13,7 @@ MOST_TEXT = 200
 _TOKEN = re.compile(
     r"\b(?:hf|sk|pk|rk|gh[pousr]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|ya29|eyJ)[-_.]?[A-Za-z0-9_.-]{12,}"
     r"|(?i:bearer|token|password|passwd|secret|api[-_]?key)\s*[=: ]\s*\S+"
-    r"|\b[A-Za-z0-9+/_=-]{32,}"
+    r"|\b(?:(?=[\w+/=-]*\d)(?=[\w+/=-]*[A-Z])(?=[\w+/=-]*[a-z])|(?=(?:[A-Za-z+/_=-]*\d){6}))[A-Za-z0-9+/_=-]{32,}"
     r"|://[^/\s:@]*:[^/\s@]*@"
 )
 _ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|[\w.+-]+@[\w-]+\.[\w.]+")

@@ -27,6 +27,7 @@ from harness.core.types import Metric, Metrics
 from harness.record import format as form
 from harness.results.anonymous import Scrubber
 from harness.results.counters import CounterRow
+from harness.results.importers.trainers import CROSSWALKS
 from harness.results.jsonl import check_schema, read_checked
 from harness.results.manifest import Manifest
 from harness.results.occupancy import Occupancy
@@ -36,6 +37,7 @@ from harness.results.rows import (
     ROLLOUTS,
     SPANS,
     STEPS,
+    EvaluationRow,
     StepRow,
     TailRow,
     part_of,
@@ -46,6 +48,7 @@ from harness.results.writer import LOG, MANIFEST, RunFolder, timestamp
 
 NANOSECONDS = 10**9
 MOST_NS = int(MOST_SECONDS) * NANOSECONDS
+VALIDATION = "validation/"
 RESPONSE_TOKENS, ROLLOUT_COUNT, OPTIMIZER_STEPS = "tokens", "rollouts", "optimizer_steps"
 """What is counted under a name of ours: response tokens and rollouts of a step, and optimizer steps in it."""
 
@@ -84,6 +87,7 @@ class Events:
         ended: status, error and nanoseconds of how the program ended; None where it was killed.
         last_ns: of all of them.
         seams: places in the trainer's code, and whether this version has them.
+        trainer: whose seams were met; empty where none was.
         versions, threads: of the process that counts steps.
         profiled: steps whose time a profiler has part in.
         processes: by their ids, what each is.
@@ -99,6 +103,7 @@ class Events:
     ended: tuple[str, str | None, int] | None = None
     last_ns: int = 0
     seams: dict[str, bool] = field(default_factory=dict)
+    trainer: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
     profiled: set[int] = field(default_factory=set)
@@ -242,6 +247,7 @@ def _take(
             events.metrics[int(event[1])] |= {name: float(value) for name, value in event[2].items()}
         case form.SEAM:
             events.seams[str(event[2])] = bool(event[3]) or events.seams.get(str(event[2]), False)
+            events.trainer = str(event[1]) if event[3] else events.trainer
         case form.PROFILED if leads:
             events.profiled.add(int(event[1]))
         case form.PROCESS:
@@ -262,7 +268,7 @@ def _free(lane: str, lanes: dict[str, int]) -> str:
 # ---- rows
 
 
-def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
+def _rows(events: Events) -> tuple[list[StepRow | EvaluationRow | TailRow], int]:
     """Return a row for each training step and one for what came after them, and when the first step began.
 
     A row reaches from the end of the one before to the end of its step: where the caller said so, else where the next
@@ -274,7 +280,8 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
     ends = [events.ends.get(step, after) for step, after in zip(steps, [*begins[1:], end_ns], strict=True)]
     edges = np.maximum.accumulate([begins[0], *ends, end_ns])
     lanes = Occupancy.of(events.spans, np.stack((edges[:-1], edges[1:]), axis=1)).lanes_by_window()
-    rows = list[StepRow | TailRow]()
+    logged = _Logged.of(events)
+    rows = list[StepRow | EvaluationRow | TailRow](_evaluated(logged, form.NO_STEP, 0.0))
     for place, step in enumerate(steps):
         wall_s = (edges[place + 1] - edges[place]) / NANOSECONDS
         counts = events.counts.get(step, {})
@@ -288,18 +295,46 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
                 optimizer_steps=int(counts.get(OPTIMIZER_STEPS, 1)),
                 lanes=lanes[place],
                 stages_s=sum_stages(lanes[place]),
-                metrics=store_metrics(_metrics(counts, events.metrics.get(step, {}), wall_s)),
+                metrics=store_metrics(_metrics(counts, logged.training.get(step, {}), wall_s)),
             )
         )
+        rows += _evaluated(logged, step, (edges[place + 1] - edges[0]) / NANOSECONDS)
     if events.ended is not None:
         tail_s, elapsed_s = (edges[-1] - edges[-2]) / NANOSECONDS, (edges[-1] - edges[0]) / NANOSECONDS
         rows.append(TailRow(wall_s=tail_s, elapsed_s=elapsed_s, lanes=lanes[-1]))
     return rows, int(edges[0])
 
 
-def _metrics(counts: Mapping[str, float], values: Mapping[str, float], wall_s: float) -> Metrics:
+@dataclass
+class _Logged:
+    """What was logged at each step, of training and of evaluations, under our names where the trainer's are known."""
+
+    training: dict[int, dict[str, Metric]] = field(default_factory=dict)
+    evaluation: dict[int, dict[str, Metric]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, events: Events) -> _Logged:
+        logged, crosswalk = cls(), CROSSWALKS.get(events.trainer)
+        for step, values in events.metrics.items():
+            if crosswalk is None:
+                logged.training[step] = {name: Metric(value) for name, value in values.items()}
+                continue
+            renamed = crosswalk.renamed(values)
+            is_evaluated = {name: name.startswith(VALIDATION) or not crosswalk.is_training(name) for name in renamed}
+            logged.training[step] = {name: metric for name, metric in renamed.items() if not is_evaluated[name]}
+            logged.evaluation[step] = {name: metric for name, metric in renamed.items() if name.startswith(VALIDATION)}
+        return logged
+
+
+def _evaluated(logged: _Logged, step: int, elapsed_s: float) -> Iterator[EvaluationRow]:
+    """Yield the evaluation after a step, or before the first one, where there was one."""
+    if metrics := logged.evaluation.get(step):
+        yield EvaluationRow(version=step + 1, step=step + 1, elapsed_s=elapsed_s, metrics=store_metrics(metrics))
+
+
+def _metrics(counts: Mapping[str, float], logged: Metrics, wall_s: float) -> Metrics:
     """Return the metrics of a step: tokens and rollouts under our names, and what else was counted or told."""
-    found = {name: Metric(value) for name, value in values.items()}
+    found = dict(logged)
     tokens, rollouts = counts.get(RESPONSE_TOKENS), counts.get(ROLLOUT_COUNT)
     if tokens is not None:
         found["response_tokens"] = Metric(tokens, "sum")
@@ -339,5 +374,11 @@ def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
         versions=dict(events.versions or facts.versions),
         machine={"fingerprint": fingerprint(machine)} | facts.machine,
         threads=events.threads or facts.threads,
-        outcome={"recorded": {"trainer": facts.trainer, "arguments": facts.arguments, "damaged": events.damaged}},
+        outcome={
+            "recorded": {
+                "trainer": facts.trainer or events.trainer,
+                "arguments": facts.arguments,
+                "damaged": events.damaged,
+            }
+        },
     )

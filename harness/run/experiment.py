@@ -160,7 +160,7 @@ class _Command:
                 else:
                     engine.run()
             except (KeyboardInterrupt, Interrupted):
-                where = f"what was measured so far is in {made.folder}{how_to_go_on(made.folder)}"
+                where = f"what was measured so far is in {made.folder}{how_to_go_on(made.folder, scenario)}"
                 raise Interrupted(where if made.folder else NOTHING_YET) from None
         if made.folder is not None:
             try:
@@ -169,7 +169,7 @@ class _Command:
                     print_list(Output(), "Verdict", headlines)
             except UserError as error:
                 engine.failures.append(("showing the results", error))
-        _raise_first(engine.failures, made.folder)
+        _raise_first(engine.failures, made.folder, scenario)
         return 0
 
     def sweep(self, tries: Tries, folder: Path | None) -> int:
@@ -314,14 +314,19 @@ def variants_of(scenario: Scenario) -> list[Variant]:
     return [replace(variant, name=variant.name or ALONE) for variant in expand(scenario)]
 
 
-def how_to_go_on(folder: Path | None) -> str:
-    """Return the line that says how an experiment goes on; empty where its one run has no checkpoint."""
+def how_to_go_on(folder: Path | None, scenario: Scenario) -> str:
+    """Return the line that says how an experiment goes on; empty where its one run has no checkpoint.
+
+    One of programs is named again, since no path of a command is written down whole.
+    """
     if folder is None or not (is_of_several(folder) or (folder / CHECKPOINTS / LATEST).exists()):
         return ""
+    if any(variant.scenario.command for variant in expand(scenario)):
+        return f"\n  to go on: the same command with --resume {shlex.quote(str(folder))}"
     return f"\n  to go on: python -m harness run --resume {shlex.quote(str(folder))}"
 
 
-def _raise_first(failures: Failures, folder: Path | None) -> None:
+def _raise_first(failures: Failures, folder: Path | None, scenario: Scenario) -> None:
     if not failures:
         return
     label, error = failures[0]
@@ -330,4 +335,6 @@ def _raise_first(failures: Failures, folder: Path | None) -> None:
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
-    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}{how_to_go_on(folder)}") from error
+    raise RunStopped(
+        f"{label} stopped{others}: {error}\n  results: {folder}{how_to_go_on(folder, scenario)}"
+    ) from error

@@ -132,8 +132,9 @@ def test_a_trainers_stages_are_recorded_and_no_line_of_it_is_changed(tmp_path, t
     ]  # the training step and in it generation, rewards, log-probs, the loss with its own; then the optimizer
     assert [span.step for span in run.spans() if span.stage is Stage.EVALUATE] == [2]
     row = run.steps[0]
-    values = {name: row.metric(name).value for name in ("response_tokens", "response_length", "loss", "reward")}
-    assert values == {"response_tokens": 20, "response_length": 5, "loss": 0.5, "reward": 1.25}
+    names = ("response_tokens", "response_length", "loss", "reward/total")
+    values = {name: row.metric(name).value for name in names}
+    assert values == {"response_tokens": 20, "response_length": 5, "loss": 0.5, "reward/total": 1.25}
 
 
 def test_a_place_that_a_version_lacks_is_told_by_name(tmp_path, trainer, capfd):

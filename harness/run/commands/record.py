@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and {seed} in one is the block's seed",
     )
     parser.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help="go on with this experiment of --blocks; name the same commands"
+    )
+    parser.add_argument(
         "--name", default="recorded", metavar="NAME", help="what the run is filed under (default: %(default)s)"
     )
     out_argument(parser, Path(RESULTS), "results folder (default: results)")
@@ -78,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
         if shutil.which(command[0]) is None:
             fix = "name a program that can be run, as in python train.py"
             raise UserError(f"{command[0]!r} cannot be found", "record", fix)
-    if len(commands) > 1 or options.blocks is not None:
+    if len(commands) > 1 or options.blocks is not None or options.resume is not None:
         return _compare(options, commands)
     return _record(options, commands[0])
 
 
 def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
     """Run several commands as the arms of an experiment, in blocks."""
-    from harness.run.experiment import run_scenario
+    from harness.run.experiment import go_on_with, run_scenario
     from harness.scenario.load import USUAL_BLOCKS, check_data
 
     given = next((f"--{name}" for name in ("arm", "trainer", "profile") if getattr(options, name) is not None), None)
@@ -99,7 +102,13 @@ def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
         "blocks": USUAL_BLOCKS if options.blocks is None else options.blocks,
         "arms": {name: {"command": command} for name, command in zip(names, commands, strict=True)},
     }
-    return run_scenario(check_data(data, "record"), options.out, quiet=False)
+    scenario = check_data(data, "record")
+    if options.resume is not None:
+        if not options.resume.is_dir():
+            what = f"--resume expects the folder of an experiment, and {str(options.resume)!r} is none"
+            raise UserError(what, "--resume", "name one that was stopped: results/recorded/DATE-TIME")
+        return go_on_with(options.resume, scenario, quiet=False)
+    return run_scenario(scenario, options.out, quiet=False)
 
 
 def arm_names(commands: list[list[str]]) -> list[str]:
