@@ -27,14 +27,18 @@ STAGES = {
 """TRL's names of what it times, without the trainer's. What else it times within rewards is a reward function."""
 LOGPROBS = "_get_per_token_logps_and_entropies"
 REWARD = "score"
+EVALUATE = "evaluate"
 _doing = threading.local()
 
 
 def stage_of(name: str) -> str:
     """Return our stage of what TRL times under a name; the name itself where it is none of TRL's own.
 
-    Log-probabilities are ``old_logprobs``, of the reference ``reference_logprobs``, and within the loss ``update``.
+    Log-probabilities are ``old_logprobs``, of the reference ``reference_logprobs``, and within the loss ``update``. An
+    evaluation is ``evaluate`` with all that is in it.
     """
+    if EVALUATE in _stack():
+        return EVALUATE
     name = name.rpartition(".")[2] if name.startswith("GRPOTrainer.") else name
     if name == LOGPROBS:
         return "update" if "update" in _stack() else str(getattr(_doing, "logprobs", "old_logprobs"))
@@ -115,6 +119,31 @@ def _generated(generate: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
+def _evaluated(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stack().append(EVALUATE)
+        try:
+            with span(EVALUATE):
+                return evaluate(self, *args, **kwargs)
+        finally:
+            _stack().pop()
+
+    return recorded
+
+
+def _training_step(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward and backward; after the last of a step the update goes on to its end: clipping, optimizer, schedule."""
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with span("update"):
+            loss = train(self, *args, **kwargs)
+        if self.accelerator.sync_gradients:
+            _doing.update = span("update").__enter__()
+        return loss
+
+    return recorded
+
+
 def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
     """A Trainer that tells of its steps."""
 
@@ -123,18 +152,14 @@ def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
         from transformers import TrainerCallback
 
         class Steps(TrainerCallback):  # type: ignore[misc,unused-ignore]
-            """Begin and end of each training step, of the optimizer within it, and what is logged."""
+            """Begin and end of each training step, and what is logged."""
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 self.step = step(int(state.global_step))
 
-            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                self.optimizer = span("update").__enter__()
-
-            def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                self.optimizer.__exit__(None, None, None)
-
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if (update := _doing.__dict__.pop("update", None)) is not None:
+                    update.__exit__(None, None, None)
                 self.step.__exit__(None, None, None)
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -161,8 +186,10 @@ SHIM = Shim(
         ),
         "transformers.trainer": (
             Seam("Trainer.__init__", _with_callback),
-            Seam("Trainer.training_step", "update"),
-            Seam("Trainer.evaluate", "evaluate"),
+            Seam("Trainer.get_batch_samples", "prepare_batch"),
+            Seam("Trainer.training_step", _training_step),
+            Seam("Trainer._maybe_log_save_evaluate", "log"),
+            Seam("Trainer.evaluate", _evaluated),
             Seam("Trainer._save_checkpoint", "checkpoint"),
         ),
     },

@@ -65,27 +65,33 @@ FILES = {
             def __init__(self, model, ref_model):
                 self.model, self.ref_model, self.callbacks = model, ref_model, []
                 self.args, self.state = Named(world_size=1, process_index=0), Named(global_step=0)
+                self.accelerator = Named(sync_gradients=True)
             def add_callback(self, callback):
                 self.callbacks.append(callback)
             def tell(self, event, **more):
                 for callback in self.callbacks:
                     if hasattr(callback, event):
                         getattr(callback, event)(self.args, self.state, None, **more)
+            def get_batch_samples(self):
+                pass
             def training_step(self):
                 self._generate_and_score_completions(None)
                 self.compute_loss()
+            def _maybe_log_save_evaluate(self):
+                self.tell("on_log", logs={"loss": 0.5, "reward": 1.25, "text": "no"})
             def evaluate(self):
-                pass
+                self.model.training = False
+                self._generate_and_score_completions(None)
             def _save_checkpoint(self):
                 pass
             def train(self, steps):
                 for self.state.global_step in range(steps):
+                    self.get_batch_samples()
                     self.tell("on_step_begin")
-                    self.training_step()
-                    self.tell("on_pre_optimizer_step")
-                    self.tell("on_optimizer_step")
+                    for self.accelerator.sync_gradients in (False, True):
+                        self.training_step()
                     self.tell("on_step_end")
-                    self.tell("on_log", logs={"loss": 0.5, "reward": 1.25, "text": "no"})
+                    self._maybe_log_save_evaluate()
                 self.evaluate()
     """,
     "train.py": """
@@ -127,14 +133,17 @@ def test_a_trainers_stages_are_recorded_and_no_line_of_it_is_changed(tmp_path, t
     assert "not recorded" not in said
     assert "python -m harness" not in said  # neither bench nor whatif can make it again
     of_step = [span.stage.value for span in sorted(run.spans(), key=lambda span: span.start_ns) if span.step == 1]
-    assert of_step == [
-        *("update", "generate", "score", "score", "old_logprobs", "reference_logprobs", "update", "update", "update")
-    ]  # the training step and in it generation, rewards, log-probs, the loss with its own; then the optimizer
-    assert [span.step for span in run.spans() if span.stage is Stage.EVALUATE] == [2]
+    half = ["update", "generate", "score", "score", "old_logprobs", "reference_logprobs", "update", "update"]
+    assert of_step == [*half, *half, "update", "log", "prepare_batch"]
+    # twice, for accumulated gradients, the training step and in it generation, rewards, log-probs, the loss with its
+    # own; then once what is left of the update; between the steps what is logged, and the next batch
+    last = [span.stage for span in sorted(run.spans(), key=lambda span: span.start_ns)][-6:]
+    assert last == [Stage.EVALUATE] * 6  # and all that is in it
+    assert run.steps[2].metric("response_tokens").value == 40  # none of an evaluation's
     row = run.steps[0]
     names = ("response_tokens", "response_length", "loss", "reward/total")
     values = {name: row.metric(name).value for name in names}
-    assert values == {"response_tokens": 20, "response_length": 5, "loss": 0.5, "reward/total": 1.25}
+    assert values == {"response_tokens": 40, "response_length": 5, "loss": 0.5, "reward/total": 1.25}
 
 
 def test_a_place_that_a_version_lacks_is_told_by_name(tmp_path, trainer, capfd):
@@ -153,7 +162,7 @@ def test_the_context_of_older_versions_is_recorded_too(tmp_path, trainer):
     )
     _, run = record(tmp_path, sys.executable, trainer / "train.py", options=("--trainer", "trl"))
     stages = {span.stage.value for span in run.spans() if span.step == 1}
-    assert stages == {"update", "generate", "score", "old_logprobs", "reference_logprobs"}
+    assert stages == {"update", "generate", "score", "old_logprobs", "reference_logprobs", "log", "prepare_batch"}
 
 
 OWN = """
