@@ -14,7 +14,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.trace import Stage
-from harness.results import find_runs, load_run
+from harness.results import find_runs
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -237,21 +237,3 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     ):
         assert main(typed) == 2
         assert words in capsys.readouterr().err
-
-
-def test_the_real_trl_is_recorded(tmp_path, monkeypatch):
-    """Where it is installed (``PARTS=peers``): 99% of its training steps is in a stage of ours."""
-    pytest.importorskip("trl")
-    from harness.learner.warm_start import warm_start_policy
-    from harness.models.storage import save_policy
-
-    model, tokenizer, _ = warm_start_policy("tiny", 0)
-    save_policy(model, tokenizer, tmp_path / "model")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    program = ROOT / "tests/record/train_with_trl.py"
-    _, run = record(tmp_path, sys.executable, program, tmp_path / "model", "6", options=("--trainer", "trl"))
-    stages = {"generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update"}
-    assert len(run.steps) == 6
-    assert stages <= set().union(*(row.stages_s for row in run.steps))
-    loaded = load_run(run.folder)
-    assert all(row.metric("response_tokens").value > 0 for row in loaded.steps[::2])  # two passes over one batch
