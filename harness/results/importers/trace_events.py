@@ -89,10 +89,10 @@ def import_trace(trace: Path, names: TraceNames, folder: Path, **said: Any) -> T
         UserError: the trace cannot be read, has no training step, or the folder cannot be written.
     """
     lanes, spans, steps = _read(trace, names)
-    first_us = min(event["ts"] for _, event in [*spans, *steps])
+    first_us: float = min(event["ts"] for _, event in [*spans, *steps])
 
     def at(moment_us: float) -> int:
-        return int(round((moment_us - first_us) * 1000))
+        return round((moment_us - first_us) * 1000)
 
     known = {name: stage for stage, patterns in names.stages.items() for name in _fitting(patterns, spans)}
     kept = [(key, each) for key, each in spans if each["name"] in known or names.others == "keep"]
