@@ -6,11 +6,13 @@ a kill left of it, in the events or in an earlier attempt to read them, is made 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from msgspec import structs
 
 from harness.core.errors import UserError
 from harness.core.file_locks import holding, is_held
+from harness.core.intervals import both, merge
 from harness.core.machine import fingerprint
 from harness.core.regular_files import read_regular
 from harness.core.trace import Span, Stage, stage_named
 from harness.core.types import Metric, Metrics
 from harness.record import format as form
+from harness.record.recording import MAIN_LANE
 from harness.results.anonymous import Scrubber
 from harness.results.counters import CounterRow
 from harness.results.importers.trainers import CROSSWALKS
@@ -139,6 +143,7 @@ def _make_run(folder: Path) -> None:
     for name in (STEPS, SPANS, ROLLOUTS, COUNTERS, LOG):  # of an attempt that was killed
         (folder / name).unlink(missing_ok=True)
     began = datetime.fromisoformat(facts.started_at)
+    events.spans += _waits(events)
     rows, startup_ns = _rows(events)
     with RunFolder(folder, Scrubber.of_this_process(), lambda: began) as run:
         run.append_spans([*_startups(events, startup_ns), *sorted(events.spans, key=lambda span: span.end_ns)])
@@ -266,6 +271,24 @@ def _free(lane: str, lanes: dict[str, int]) -> str:
 
 
 # ---- rows
+
+
+def _waits(events: Events) -> Iterator[Span]:
+    """Yield the waits of the loop's lane: what is not recorded of it while another part works.
+
+    No recording tells what a loop waits for. A rank works beside it, and is no other part.
+    """
+    loop = [(span.start_ns, span.end_ns) for span in events.spans if span.lane == MAIN_LANE]
+    others = [(span.start_ns, span.end_ns) for span in events.spans if part_of(span.lane) != MAIN_LANE]
+    if not loop or not others:
+        return
+    steps = sorted(events.begins)
+    begins = [events.begins[step] for step in steps]
+    edges = [(begins[0], begins[0]), *(each for each in merge(loop) if each[1] > begins[0]), (events.last_ns,) * 2]
+    idle = [(before[1], after[0]) for before, after in pairwise(edges)]
+    for start_ns, end_ns in both(others, [each for each in idle if each[0] < each[1]]):
+        step = steps[max(0, bisect_right(begins, start_ns) - 1)]
+        yield Span(MAIN_LANE, Stage.WAIT_FOR_BATCH, start_ns, end_ns, step, -1)
 
 
 def _rows(events: Events) -> tuple[list[StepRow | EvaluationRow | TailRow], int]:

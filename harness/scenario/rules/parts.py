@@ -64,7 +64,7 @@ RULES = (
         lambda s: s.command and s.interleaving == "step",
         "interleaving is step with a command, which is a process of its own from start to end",
         "set interleaving to run or auto",
-        ("command",),
+        ("interleaving", "command"),
     ),
     Rule(
         "programs_run_alone",

@@ -122,7 +122,7 @@ def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str]
         raise UserError(f"transport.type {after.transport.type} {moves}", "--set transport.type", fix)
     pace: dict[str, float] = {}
     for text in scales:
-        name, factor = _scale(text, stages)
+        name, factor = scale_of(text, stages)
         if name in pace:
             raise UserError(f"--scale names {name} twice", f"--scale {text}", "give one factor for each stage")
         pace[name] = factor
@@ -145,7 +145,12 @@ def _setting(text: str) -> Tree:
     return tree_of_key(key.strip(), parse_yaml(value, origin), origin)
 
 
-def _scale(text: str, stages: Sequence[str]) -> tuple[str, float]:
+def scale_of(text: str, stages: Sequence[str]) -> tuple[str, float]:
+    """Return the stage and the factor of one ``STAGE=FACTOR``.
+
+    Raises:
+        UserError: it is none, or the run has no such stage.
+    """
     name, sign, factor_text = text.partition("=")
     name = name.strip()
     try:
