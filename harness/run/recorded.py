@@ -44,6 +44,8 @@ GRACE_S = 10.0
 """Seconds that a command has to end by itself after each signal."""
 LOOK_S = 1.0
 """Seconds between two looks at whether a command still records."""
+OWN_EVENTS = "0.jsonl"
+"""The file of this process, beside those of the command's."""
 LAST_LINES = 20
 """Of what a command wrote: shown where it failed."""
 
@@ -81,7 +83,7 @@ def carry_out(
     """
     paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {FOLDER_VARIABLE: str(folder), TRAINER_VARIABLE: trainer, "PYTHONPATH": os.pathsep.join(paths)}
-    own = EventFile(folder / form.EVENTS / "0.jsonl")
+    own = EventFile(folder / form.EVENTS / OWN_EVENTS)
     try:
         own.add(form.line([form.PROCESS, os.getpid(), "command", time.monotonic_ns(), time.time_ns()]))
         with closing(CommandProbes(folder, own, profiler)) as probes, closing(Guardian()) as guardian:
@@ -136,6 +138,8 @@ class EventsSeen:
     def seconds_since(self) -> float:
         """Look at the files; return the seconds since the last look that found something new."""
         for path in self._home.glob("*.jsonl"):
+            if path.name == OWN_EVENTS:  # in which counters come in whatever the command does
+                continue
             end = self._ends.setdefault(path, 0)
             with suppress(OSError), path.open("rb") as file:
                 file.seek(end)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from harness.cli import main
 from harness.core.errors import UserError
 from harness.probes import recorded_command
 from harness.probes.pyspy import check_pyspy
+from harness.record.event_file import EventFile
+from harness.record.format import EVENTS
 from harness.results import find_runs
 from harness.results.counters import read_counters, sources, stretches
+from harness.run.recorded import OWN_EVENTS, EventsSeen
 from tests.probes.test_probes_nvtx import LISTENER
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +140,16 @@ def test_a_profiler_that_is_not_there_is_told_before_anything_starts(record, tmp
     code, run = record("--profile", "nsys")
     assert (code, run, (tmp_path / "out").exists()) == (2, None, False)
     assert "no nsys" in capsys.readouterr().err
+
+
+def test_counters_do_not_hide_that_a_command_hangs(tmp_path):
+    (tmp_path / EVENTS).mkdir()
+    began_s, seen, own = time.monotonic(), EventsSeen(tmp_path), EventFile(tmp_path / EVENTS / OWN_EVENTS)
+    time.sleep(0.05)
+    own.add(b'["counters",1,"host",{},{}]\n')
+    assert seen.seconds_since() >= 0.05
+    EventFile(tmp_path / EVENTS / "7-7.jsonl").add(b'["step",0,1]\n')
+    assert seen.seconds_since() <= time.monotonic() - began_s - 0.05
 
 
 def test_counters_of_the_commands_processes_are_those_of_the_run(record, monkeypatch):

@@ -115,6 +115,33 @@ def _score():
         pass
 
 
+def test_steps_are_those_of_rank_0_and_what_is_counted_of_all(tmp_path):
+    """Rank 1 begins, ends and is named first; it counts its own rollouts, and its metrics are not the run's."""
+    with record.run(tmp_path / "a"):
+        for rank in (1, 0):
+            process = multiprocessing.get_context("fork").Process(target=_rank, args=(rank,))
+            process.start()
+            process.join()
+    run = load_run(tmp_path / "a")
+    assert {span.lane for span in run.spans()} == {"learner/0", "learner/1"}
+    for row in run.steps:
+        names = ("rank", "response_tokens", "counted/rollouts", "response_length")
+        assert [row.metric(name).value for name in names] == [0, 8 + 9, 2, 8.5]
+    updates = [span for span in run.spans() if (span.lane, span.stage) == ("learner/0", Stage.UPDATE)]
+    for row, span in zip(run.steps, updates, strict=True):
+        end_s = run.manifest.startup_s + row.elapsed_s
+        assert end_s - row.wall_s <= span.start_ns / 1e9 + 1e-3
+        assert span.end_ns / 1e9 <= end_s + 1e-3
+
+
+def _rank(rank):
+    record.lane(f"learner/{rank}")
+    for step in range(2):
+        with record.step(step), record.span("update"):
+            record.count(tokens=8 + rank, rollouts=1)
+            record.metrics({"rank": rank})
+
+
 def test_many_threads_lose_no_line_while_the_file_grows(tmp_path):
     """Eight threads, one pair after another, so that later ones get the ids of ended ones."""
     lanes, spans, interval = 8, 2000, sys.getswitchinterval()
