@@ -82,8 +82,9 @@ class Recording:
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
         """Add a span of the calling thread that has ended; times are of ``time.monotonic_ns``."""
         begins = self._thread.begins
-        line = begins.get(name)
-        if line is None:
+        try:
+            line = begins[name]
+        except KeyError:
             begin = _encode([form.SPAN, self._lane(), _name(name)])[:-1].replace("%", "%%")
             line = begins[name] = f"{begin},%d,%d,%d%b]\n".encode()
         told = ""
@@ -323,7 +324,6 @@ class span:
 
     def __enter__(self) -> span:
         recording = _current or current()
-        self._mark = None
         if recording is not None and recording.profiling is not None:
             self._mark = recording.profiling.mark(self._name, recording.step_number)
         self._start_ns = _now()
@@ -334,8 +334,8 @@ class span:
         recording = _current or current()
         if recording is not None:
             recording.add_span(self._name, self._start_ns, end_ns, self._attributes)
-        if self._mark is not None:
-            self._mark()
+            if recording.profiling is not None and (mark := getattr(self, "_mark", None)) is not None:
+                mark()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Record each call of a function."""
