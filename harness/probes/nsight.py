@@ -26,7 +26,8 @@ from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.probes.profile import NsightWindow
 from harness.probes.windows import ProfilerWindow, process_name
-from harness.record.nvtx_ranges import CAPTURE_RANGE, DOMAIN, INJECTION, NvtxRanges, open_domain
+from harness.record.nvtx_ranges import CAPTURE_RANGE, DOMAIN, NvtxRanges, open_domain
+from harness.record.recording import LISTENERS
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
@@ -37,7 +38,7 @@ STABLE_S, POLL_S = 2.0, 0.1
 """Seconds that a report keeps its size when it is complete, and between two looks at it."""
 WHERE = "nsight of the probe profile"
 
-_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
+_SIGNS = (REGISTER_ONLY, *LISTENERS)
 _NAME = re.compile(r"[a-z][a-z0-9-]+")
 _VALUE = re.compile(r"[\w.,:=+@%/-]+", re.ASCII)  # nothing that the shell, through which Ray starts it, would read
 _OURS = ("o", "output", "force-overwrite")

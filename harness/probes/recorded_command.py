@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.core.errors import RunStopped
+from harness.core.errors import RunStopped, UserError
 from harness.core.private_dir import PrivateDir
 from harness.probes.nsight import check_nsys, nsys_arguments
 from harness.probes.nvml import list_gpus
@@ -44,10 +44,13 @@ def check_profiler(profiler: str | None) -> None:
     Raises:
         UserError: it is not, or may not look into processes.
     """
-    if profiler == "nsys":
-        check_nsys()
-    if profiler == "py-spy":
-        check_pyspy()
+    try:
+        if profiler == "nsys":
+            check_nsys()
+        if profiler == "py-spy":
+            check_pyspy()
+    except UserError as error:
+        raise UserError(error.what, f"--profile {profiler}", error.fix) from error
 
 
 class CommandProbes:

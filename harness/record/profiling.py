@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.record.nvtx_ranges import NvtxRanges, open_domain
+from harness.record.recording import LISTENERS
 from harness.record.torch_trace import RAW, mark, new_profile, write_trace
 
 BEGINS, ENDS = ".begins", ".ends"
@@ -36,6 +37,8 @@ class Profiling:
     def __init__(self, lane: Callable[[], str], asked: str | None, environment: Mapping[str, str] = os.environ) -> None:
         domain, reason = open_domain(environment=environment)
         self._ranges = None if domain is None else NvtxRanges(domain)
+        if domain is None and any(name in environment for name in LISTENERS):
+            _say(f"no NVTX ranges: {reason}")
         self._lane, self._kind = lane, ""
         self._stop: Callable[[], None] | None = None
         self._steps, self._window = 0, range(0)
@@ -43,8 +46,6 @@ class Profiling:
         if asked is not None:
             self._kind, first, steps, folder = asked.split(":", 3)
             self._window, self._folder = range(int(first), int(first) + int(steps)), Path(folder)
-            if domain is None and self._kind == "nsys":
-                _say(f"no NVTX ranges: {reason}")
 
     def mark(self, name: str, step: int) -> Callable[[], Any] | None:
         """Show a profiler that a span begins; return what shows that it ends."""
