@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
+from harness.compare.resources import gpu_figures
 from harness.core.errors import UserError
 from harness.probes import recorded_command
 from harness.probes.pyspy import check_pyspy
@@ -152,8 +153,17 @@ def test_counters_do_not_hide_that_a_command_hangs(tmp_path):
     assert seen.seconds_since() <= time.monotonic() - began_s - 0.05
 
 
-def test_counters_of_the_commands_processes_are_those_of_the_run(record, monkeypatch):
+FAKE_GPU = """
+import sys
+from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml
+sys.modules[__name__] = FakeNvml([FakeDevice()])
+"""
+
+
+def test_counters_of_the_commands_processes_are_those_of_the_run(record, tmp_path, monkeypatch):
     """By the names of their lanes; a process that records nothing by what it is. CPU seconds are the program's own."""
+    (tmp_path / "pynvml.py").write_text(FAKE_GPU)  # for the sampler, where no GPU is
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     monkeypatch.setattr(recorded_command, "LOOK_S", 0.05)
     code, run = record(
         steps=4,
@@ -163,7 +173,9 @@ def test_counters_of_the_commands_processes_are_those_of_the_run(record, monkeyp
     )
     rows = read_counters(run.folder)
     assert code == 0
-    assert {"host", "sampler", "record", "learner", "sleep"} <= set(sources(rows))
+    assert {"host", "sampler", "record", "learner", "sleep", "gpu0"} == set(sources(rows))
+    gpu, why = gpu_figures(rows, (0, 10**12))
+    assert (why, gpu[0].mean_utilisation, gpu[0].peak_memory_bytes) == (None, 0.5, 10 * 2**30)
     ((*_, (last_ns, cpu_s)),) = stretches(rows, "learner", "cpu_s")
     (*_, ended_s) = map(float, Path("cpu").read_text().split())
     assert 0.3 < cpu_s <= ended_s + 0.1  # the kernel counts in hundredths
