@@ -22,7 +22,7 @@ from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Stage
 from harness.report.document import Table
-from harness.results.occupancy import LaneAccount
+from harness.results.occupancy import NEAREST_FIRST, LaneAccount
 from harness.results.rows import in_pipeline_order
 
 OVERLAP = 1.005
@@ -257,9 +257,10 @@ def critical_path_table(experiment: Experiment) -> Table | None:
         return None
     rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
     rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
+    nearest = dict.fromkeys("weight stages" if s.value.startswith("weight_") else s.value for s in NEAREST_FIRST)
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
-        "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
+        f"stage that it waits for ({', then '.join(nearest)}); else it is unattributed."
     )
     title = "Seconds per training step: busy / on the critical path, and the latter's share"
     return Table(title, ("stage", *arms), tuple(rows), (note, *spans_note(experiment)))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import UserError
-from harness.core.trace import Stage
+from harness.core.trace import in_order
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario.axes import differing
@@ -131,8 +131,8 @@ def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str]
 
 def stages_of(calls: Sequence[RecordedCall], record_s: Mapping[int, float]) -> list[str]:
     """Return what of a recording can be scaled, in the order of the stages; ``call`` and ``record`` come last."""
-    seen = {each.stage for call in calls for each in call.stages}
-    names = [stage.value for stage in Stage if stage in seen]
+    seen = {each.stage for call in calls for each in call.stages if each.stage is not None}
+    names = [stage.value for stage in in_order(seen)]
     names += [CALL] if any(call.request_s or call.response_s for call in calls) else []
     return names + ([RECORD] if any(record_s.values()) else [])
 
