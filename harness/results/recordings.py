@@ -372,7 +372,7 @@ def _metrics(counts: Mapping[str, float], logged: Metrics, wall_s: float) -> Met
 def _startups(events: Events, startup_ns: int) -> Iterator[Span]:
     """Before the first step, each lane of the loop started up."""
     for lane in dict.fromkeys(span.lane for span in events.spans):
-        if part_of(lane) == lane and startup_ns > 0:
+        if startup_ns > 0:
             yield Span(lane, Stage.STARTUP, 0, startup_ns, form.NO_STEP, -1)
 
 

@@ -123,7 +123,9 @@ def test_steps_are_those_of_rank_0_and_what_is_counted_of_all(tmp_path):
             process.start()
             process.join()
     run = load_run(tmp_path / "a")
-    assert {span.lane for span in run.spans()} == {"learner/0", "learner/1"}
+    assert Counter((span.lane, span.stage.value) for span in run.spans()) == {
+        (f"learner/{rank}", stage): spans for rank in (0, 1) for stage, spans in (("startup", 1), ("update", 2))
+    }
     for row in run.steps:
         names = ("rank", "response_tokens", "counted/rollouts", "response_length")
         assert [row.metric(name).value for name in names] == [0, 8 + 9, 2, 8.5]
