@@ -332,6 +332,7 @@ def test_damaged_events_are_left_out_and_counted(tmp_path, clock):
     damage = [
         *("nonsense", "7", '["span","learner"]', '["span","learner","update",9,1,0]', '["span","l","u",1e400,2,0]'),
         *('["span","learner","update",99999999999999999999,2,0]', '["metrics",0,{"a":"b"}]', '["step"]'),
+        *('["profiled"]', '["counters",9,"host",{"load_1min":"x"},{}]', '["counters",1,"host",{},{}]', '["counters"]'),
     ]
     file.write_text("\n".join([*sound[:2], *damage, *sound[2:]]) + '\n["span","learner","cut')
     run = load_run(tmp_path / "a")
