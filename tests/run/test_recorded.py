@@ -80,7 +80,7 @@ def runs_of(out):
 
 def test_programs_take_turns_with_our_loop_and_each_ends_alone(tmp_path, program, capfd):
     arms = {"ours": {}, "good": of(program, "good"), "crashes": of(program, "crashes")}
-    arms["hangs"] = of(program, "hangs") | {"faults.stall_after_s": 0.5}
+    arms["hangs"] = of(program, "hangs") | {"faults.stall_after_s": 8}
     path = scenario_file(tmp_path, seed=5, blocks=2, arms=arms)
     assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 1
     runs = runs_of(tmp_path / "out")
@@ -93,7 +93,7 @@ def test_programs_take_turns_with_our_loop_and_each_ends_alone(tmp_path, program
     assert sorted(first) == ["crashes 5", "good 5", "hangs 5"]
     assert second == [line.replace("5", "6") for line in reversed(first)]  # ABBA, and the block's seed
     assert "exit code 3" in (runs["crashes,block=0"].manifest.error or "")
-    assert "0 s" in (runs["hangs,block=0"].manifest.error or "")
+    assert "8 s" in (runs["hangs,block=0"].manifest.error or "")
     for name, run in runs.items():
         about = run.manifest
         assert (about.scenario, about.block, f"{about.arm},block={about.block}") == ("programs", about.block, name)
