@@ -69,19 +69,20 @@ def run_of(
     wall_s = work_s + EVALUATION_S * is_evaluated
     plain = [StepSeconds(step, float(wall_s[step]), not is_evaluated[step]) for step in range(steps)]
     warm_up = warm_up_of(plain)
+    about: dict[str, Any] = {"versions": VERSIONS, "machine": MACHINE, "threads": 2} | dict(arm.about or {})
     return made_run(
         name,
         block,
         steps,
         wall_s=wall_s,
-        stages_s={"update": work_s, "evaluate": EVALUATION_S * is_evaluated},
-        metrics={"response_tokens": ROLLOUTS * length, "response_length": length},
+        stages_s={"update": work_s.tolist(), "evaluate": (EVALUATION_S * is_evaluated).tolist()},
+        metrics={"response_tokens": (ROLLOUTS * length).tolist(), "response_length": length.tolist()},
         warm_up=warm_up,
         flags=["w" if step < warm_up.steps else "" for step in range(steps)],
         settings={"max_lag": 0, "epochs_per_batch": 1 + (name == "b")},
         block=block,
         started_at=f"2026-11-20T11:{block // 60:02}:{block % 60:02}.000Z",
-        **({"versions": VERSIONS, "machine": MACHINE, "threads": 2} | dict(arm.about or {})),
+        **about,
     )
 
 
