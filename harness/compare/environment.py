@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.compare.experiment import Experiment, Member
@@ -131,7 +132,18 @@ def unlike(members: Sequence[Member], said: Collection[str] = ()) -> list[str]:
 
 
 def _environments(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
-    """Return what to show of each run for each of ``DIFFERENCES``: of machines and versions only what is unlike."""
+    """Return what to show of each run for each of ``DIFFERENCES``: of machines and versions only what is unlike.
+
+    A program that was recorded has packages and code of its own: beside runs of the harness' loop, those are compared
+    that both have.
+    """
+    is_program = [manifest.outcome.get("recorded") is not None for manifest in manifests]
+    if any(is_program) and not all(is_program):
+        shared = set.intersection(*({*manifest.versions} for manifest in manifests))
+        manifests = [
+            replace(each, commit=None, versions={name: each.versions[name] for name in sorted(shared)})
+            for each in manifests
+        ]
     known = [environment_values(manifest) for manifest in manifests]
     columns = {name: [values[name] for values in known] for name in DIFFERENCES}
     columns["commit"] = [commit[:7] for commit in columns["commit"]]

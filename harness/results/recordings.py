@@ -295,10 +295,13 @@ def _rows(events: Events) -> tuple[list[StepRow | EvaluationRow | TailRow], int]
     """Return a row for each training step and one for what came after them, and when the first step began.
 
     A row reaches from the end of the one before to the end of its step: where the caller said so, else where the next
-    step begins, and for the last one where the program ended, or its last event.
+    step begins, and for the last one where the program ended, or its last event. What follows a last step with an end
+    of its own reaches to the last span: how long a program takes to leave is no part of training.
     """
     steps = sorted(events.begins)
     end_ns = max(events.last_ns, 0 if events.ended is None else events.ended[2])
+    if steps[-1] in events.ends:
+        end_ns = max(events.ends[steps[-1]], *(span.end_ns for span in events.spans), 0)
     begins = [events.begins[step] for step in steps]
     ends = [events.ends.get(step, after) for step, after in zip(steps, [*begins[1:], end_ns], strict=True)]
     edges = np.maximum.accumulate([begins[0], *ends, end_ns])
