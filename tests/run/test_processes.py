@@ -67,7 +67,7 @@ RAY_RUN = ["run", "async_lag_sweep", "--set", "steps=1", "--out", "out"]
         ("-n 256", RAY_RUN, "error: the limit of 256 open files is too low for Ray, which needs 1024"),
         ("-v 8000000", RAY_RUN, "error: the limit of 8192000000 bytes of address space is too low for Ray"),
         (
-            "-v 1500000",
+            "-v 1200000",
             ["run", "quickstart", "--out", "out"],
             "error: this machine, or a limit of this shell, gives no",
         ),
