@@ -39,12 +39,13 @@ class Recording:
 
     Args:
         folder: of the recording; it is there.
-        lane: of the main thread. Other threads go by their names until ``lane`` gives them another.
+        lane: of the main thread. Other threads go by their names until ``lane`` gives them another; so does the main
+            thread where this is empty. A thread that works for an actor of Ray goes by the actor's class.
     """
 
     def __init__(self, folder: Path, lane: str = MAIN_LANE) -> None:
         self.folder = folder
-        self.lanes = {threading.main_thread().ident or 0: lane}
+        self.lanes = {threading.main_thread().ident or 0: lane} if lane else {}
         self.step_number = form.NO_STEP
         self._starts: dict[tuple[str, str], str] = {}
         pid, now = os.getpid(), _now()
@@ -60,7 +61,7 @@ class Recording:
         ident = get_ident()
         found = self.lanes.get(ident)
         if found is None:
-            found = self.lanes[ident] = _name(threading.current_thread().name)
+            found = self.lanes[ident] = _name(_ray_actor() or threading.current_thread().name)
         return found
 
     def name_main_lane(self, name: str) -> None:
@@ -123,6 +124,19 @@ def _process_name() -> str:
     return str(module.current_process().name) if module else "MainProcess"
 
 
+def _is_ray_worker() -> bool:
+    return os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
+
+
+def _ray_actor() -> str | None:
+    """Return the class of the actor of Ray, or the function of the task, that the calling thread works for."""
+    ray = sys.modules.get("ray")  # not imported for it: without it there is none
+    if ray is None or not _is_ray_worker():
+        return None
+    task = ray.get_runtime_context().get_task_name()
+    return str(task).partition(".")[0] if task else None
+
+
 _current: Recording | None = None
 
 
@@ -133,7 +147,8 @@ def current() -> Recording | None:
         where = Path(folder)
         if (where / form.EVENTS).is_dir():
             name = _process_name()
-            _begin(Recording(where, MAIN_LANE if name == "MainProcess" else _name(name)))
+            lane = "" if _is_ray_worker() else MAIN_LANE if name == "MainProcess" else _name(name)
+            _begin(Recording(where, lane))
     return _current
 
 
@@ -292,18 +307,24 @@ class span:
             recording.add_span(self._name, self._start_ns, end_ns, self._attributes)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Record each call of a function."""
+        """Record each call of a function, and of an async one until it is done."""
         from functools import wraps
+        from inspect import iscoroutinefunction
 
         @wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with span(self._name, **self._attributes):
                 return function(*args, **kwargs)
 
-        return recorded
+        @wraps(function)
+        async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+            with span(self._name, **self._attributes):
+                return await function(*args, **kwargs)
+
+        return recorded_async if iscoroutinefunction(function) else recorded
 
 
-class _EndOfStep:
+class EndOfStep:
     """Ends a step at the end of the block, where ``step`` is used as one."""
 
     __slots__ = ("_number",)
@@ -319,7 +340,7 @@ class _EndOfStep:
             _current.write([form.END_OF_STEP, self._number, _now()])
 
 
-def step(number: int) -> _EndOfStep:
+def step(number: int) -> EndOfStep:
     """Say that a training step begins, and that the one before is over; as ``with record.step(n):`` also where it ends.
 
     Raises:
@@ -332,7 +353,7 @@ def step(number: int) -> _EndOfStep:
             raise RecordingError(f"{what}; count training steps from 0")
         recording.step_number = number
         recording.write([form.STEP, number, _now()])
-    return _EndOfStep(number)
+    return EndOfStep(number)
 
 
 def count(**numbers: float) -> None:
@@ -354,10 +375,12 @@ def _tell(kind: str, values: Mapping[str, Any]) -> None:
 
 
 def _number(value: Any) -> float | None:
+    """Return a number that can be written; None of anything else, and of one that is not finite."""
     try:
-        return value if type(value) in (int, float) else float(value)
+        number = value if type(value) in (int, float) else float(value)
     except (TypeError, ValueError):
         return None
+    return number if number - number == 0 else None
 
 
 def lane(name: str) -> None:

@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
+from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 PROMPTS = ["the sky is blue", "the sea is green", "the hill is high", "the sun is warm"]
@@ -28,7 +29,11 @@ def main() -> None:
         logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     data = Dataset.from_list([{"prompt": PROMPTS[number % len(PROMPTS)]} for number in range(256)])
-    GRPOTrainer(model=sys.argv[1], args=settings, train_dataset=data, reward_funcs=[distinct]).train()
+    inputs = ["input_ids", "attention_mask"]  # transformers 4 takes one more for granted
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left", model_input_names=inputs)
+    GRPOTrainer(
+        model=sys.argv[1], args=settings, train_dataset=data, reward_funcs=[distinct], processing_class=tokenizer
+    ).train()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 
 
 def _run(name: str, file: str, package: str | None = None) -> None:
@@ -19,11 +19,10 @@ def _run(name: str, file: str, package: str | None = None) -> None:
 
 
 def _start(here: str) -> None:
-    """Wrap what the trainer imports; where its environment lacks this package, by the files beside this one."""
+    """Wrap what the trainer imports, by the files beside this one: its environment may lack them, or have others."""
     try:
-        if find_spec("harness") is None or find_spec("harness.record") is None:
-            folder = os.path.dirname(os.path.dirname(here))
-            _run("harness", os.path.join(folder, "__init__.py"), folder)
+        folder = os.path.dirname(os.path.dirname(here))
+        _run("harness", os.path.join(folder, "__init__.py"), folder)
         from harness.record.seams import install
 
         install(os.environ.get("GRPO_HARNESS_RECORD_TRAINER", ""))
