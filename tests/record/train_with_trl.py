@@ -30,7 +30,9 @@ def main() -> None:
     )  # fmt: skip
     data = Dataset.from_list([{"prompt": PROMPTS[number % len(PROMPTS)]} for number in range(256)])
     inputs = ["input_ids", "attention_mask"]  # transformers 4 takes one more for granted
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left", model_input_names=inputs)
+    tokenizer = AutoTokenizer.from_pretrained(
+        sys.argv[1], padding_side="left", model_input_names=inputs, trust_remote_code=False
+    )
     GRPOTrainer(
         model=sys.argv[1], args=settings, train_dataset=data, reward_funcs=[distinct], processing_class=tokenizer
     ).train()
