@@ -5,7 +5,7 @@
 
 Each has the packages of ``requirements/NAME.txt`` without what they ask for, and behind them those of the environment
 that this runs in: torch, transformers and Ray are not installed again. That is enough to import a trainer's timers and
-its loss, not to train with it.
+its loss, not to train with it; AReaL's and OpenRLHF's after ``loops.Absent`` of the packages that are named there.
 """
 
 from __future__ import annotations
