@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml harness/constraints.txt
 
 bench: $(STAMP)  ## run a scenario and show where the time went (SCENARIO=quickstart)
 	$(if $(findstring vllm,$(SCENARIO)),$(WITH_VLLM))
+	$(if $(findstring vs_trl,$(SCENARIO)),@$(SETUP) install --venv .venv-trl --part peers)
 	$(BIN)/python -m harness run $(SCENARIO_FILE) $(ARGS)
 
 sweep: $(STAMP)  ## run a sweep, or go on with it where it was stopped (SCENARIO=learning_rates)

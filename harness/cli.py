@@ -81,7 +81,7 @@ COMMANDS = {
         "whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5",
     ),
     "record": (
-        "harness.report.record_command",
+        "harness.run.commands.record",
         "record where the time of another trainer's run goes",
         "record --trainer trl -- python train_grpo.py",
     ),
@@ -90,6 +90,7 @@ COMMANDS = {
         "read the metric log of another trainer",
         "import trl LOG",
     ),
+    "doctor": ("harness.run.commands.doctor", "say what works here, and what each part needs", "doctor"),
     "gpu-check": (
         "harness.gpu_check.command",
         "check a machine with a GPU: numbers, speeds, whole runs",
@@ -97,6 +98,14 @@ COMMANDS = {
     ),
 }
 """Module, purpose and example of each command; ``bench`` and ``sweep`` are short names of ``run``."""
+DOORS = {
+    "I have a run of my own trainer": ("record", "import"),
+    "I want to run an experiment": ("list", "validate", "run", "bench", "sweep", "evaluate", "dataset", "recompute"),
+    "I want to know before I buy": ("simulate", "whatif", "calibrate"),
+    "What was measured": ("compare", "report", "trace"),
+    "This machine": ("doctor", "gpu-check"),
+}
+"""The commands by what a person comes with."""
 
 
 def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = None) -> int:
@@ -272,17 +281,23 @@ def _meant(word: str, value: str, guess: bool) -> str | None:
 
 def _overview(in_full: str | None = None) -> argparse.ArgumentParser:
     """Return the parser that lists the commands, without importing any but that one which is to take its arguments."""
+    width = max(map(len, COMMANDS)) + 2
+    doors = [
+        "\n".join([f"{door}:", *(f"  {name:<{width}}{COMMANDS[name][1]}" for name in names)])
+        for door, names in DOORS.items()
+    ]
+    examples = "examples:\n  python -m harness run quickstart\n  python -m harness compare results/"
     parser = Parser(
         prog=program(),
-        description="Benchmark and simulate GRPO post-training: run a scenario, look at what it cost and gained.",
-        epilog=as_typed("example:\n  python -m harness run quickstart\n  python -m harness compare results/"),
+        description="Where does the time of a GRPO step go, and what would a change of settings or machines do to it?",
+        epilog="\n\n".join([*doors, as_typed(examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"grpo-harness {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, purpose, _) in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, add_help=name == in_full)
+    for name in COMMANDS:
+        command = commands.add_parser(name, add_help=name == in_full)
         if name == in_full:
             importlib.import_module(COMMANDS[name][0]).add_arguments(command)
     return parser

@@ -6,7 +6,8 @@ Every run of both sides is looked at, not the first ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.compare.experiment import Experiment, Member
@@ -21,7 +22,10 @@ SETTINGS = "settings"
 """What ``--allow-difference`` calls all settings at once; one of them goes by its dotted key."""
 UNKNOWN, NONE, TOOK_PLACE = "unknown", "none", "took place"
 MOST_NAMED = 5
-_THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
+THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
+"""Settings of threads."""
+DIFFER_IN = "they differ in "
+"""Begins the reason of ``why_not_comparable`` that is of the environment."""
 _INPUT_KEYS = {name: f"inputs.{name}" for name in MADE_OF} | {PROMPT_TEMPLATE: "task.prompt.sha256"}
 _BESIDE = {
     "machine": "Seconds depend on the machine.",
@@ -107,12 +111,16 @@ def recorded_by_all(members: Sequence[Member]) -> list[str]:
     return [name for name in names if all(name in member.manifest.inputs for member in members)]
 
 
-def unlike(members: Sequence[Member]) -> list[str]:
+def unlike(members: Sequence[Member], said: Collection[str] = ()) -> list[str]:
     """Say in one sentence where runs differ in machine, versions, code and inputs; empty where they do not.
 
     An operating system that some have not recorded is no difference.
+
+    Args:
+        said: what is left out of it.
     """
     columns = _environments([member.manifest for member in members])
+    columns = {name: values for name, values in columns.items() if name not in said}
     systems = [_system(member.manifest.machine.get("os")) for member in members]
     columns |= {} if UNKNOWN in systems else {"operating system": systems}
     columns |= {name: [_input(member.manifest, name) for member in members] for name in recorded_by_all(members)}
@@ -124,7 +132,18 @@ def unlike(members: Sequence[Member]) -> list[str]:
 
 
 def _environments(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
-    """Return what to show of each run for each of ``DIFFERENCES``: of machines and versions only what is unlike."""
+    """Return what to show of each run for each of ``DIFFERENCES``: of machines and versions only what is unlike.
+
+    A program that was recorded has packages and code of its own: beside runs of the harness' loop, those are compared
+    that both have.
+    """
+    is_program = [manifest.outcome.get("recorded") is not None for manifest in manifests]
+    if any(is_program) and not all(is_program):
+        shared = set.intersection(*({*manifest.versions} for manifest in manifests))
+        manifests = [
+            replace(each, commit=None, versions={name: each.versions[name] for name in sorted(shared)})
+            for each in manifests
+        ]
     known = [environment_values(manifest) for manifest in manifests]
     columns = {name: [values[name] for values in known] for name in DIFFERENCES}
     columns["commit"] = [commit[:7] for commit in columns["commit"]]
@@ -182,19 +201,37 @@ def why_not_comparable(
     """
     runs = [*before, *after]
     accepted = {*allowed, "commit"}  # two versions of the code are what a comparison may be about
-    if all(map(on_gpu, runs)) or (one_command and _set_threads(before, after)):
+    if has_free_threads(before, after, one_command):
         accepted.add("threads")
     columns = _environments([run.manifest for run in runs if run.steps])
     unlike = _differing({name: values for name, values in columns.items() if name not in accepted})
-    reasons = [f"they differ in {listed([*unlike.values()])}"] if unlike else []
+    reasons = [f"{DIFFER_IN}{listed([*unlike.values()])}"] if unlike else []
     if not one_command and SETTINGS not in allowed:
         reasons += _unlike_settings(runs, allowed)
     return [*reasons, *_duplicates(before), *_duplicates(after)]
 
 
+def environment_sides(before: Sequence[Member], after: Sequence[Member]) -> dict[str, tuple[str, str]]:
+    """Return of each of ``DIFFERENCES`` that is not the same on both sides what either has."""
+    sides = [[run.manifest for run in runs if run.steps] for runs in (before, after)]
+    if not all(sides):
+        return {}
+    columns = _environments([*sides[0], *sides[1]])
+    values = {name: [dict.fromkeys(own[: len(sides[0])]), dict.fromkeys(own[len(sides[0]) :])]
+              for name, own in columns.items()}  # fmt: skip
+    return {
+        name: ("; ".join(mine), "; ".join(theirs)) for name, (mine, theirs) in values.items() if {*mine} != {*theirs}
+    }
+
+
+def has_free_threads(before: Sequence[Member], after: Sequence[Member], one_command: bool) -> bool:
+    """Whether threads may differ: two arms of one experiment ask for them, or all runs compute on a GPU."""
+    return all(map(on_gpu, [*before, *after])) or (one_command and _set_threads(before, after))
+
+
 def _set_threads(before: Sequence[Member], after: Sequence[Member]) -> bool:
     """Whether the two arms' own settings ask for unlike threads, and each arm's runs are alike."""
-    asked = [{key: flat_settings(run.settings).get(key) for key in _THREADS} for run in (before[0], after[0])]
+    asked = [{key: flat_settings(run.settings).get(key) for key in THREADS} for run in (before[0], after[0])]
     used = [{run.manifest.threads for run in runs if run.steps} for runs in (before, after)]
     return asked[0] != asked[1] and max(map(len, used)) == 1
 
@@ -237,7 +274,7 @@ def _compared_settings(runs: Sequence[Member]) -> list[dict[str, Any]]:
     flat = [flat_settings(run.settings) for run in runs]
     in_process = all(settings.get("transport.type") == "in_process" for settings in flat)
     recorded = in_process and all(run.manifest.threads is not None for run in runs)
-    left_out = _THREADS if recorded or all(map(on_gpu, runs)) else ()
+    left_out = THREADS if recorded or all(map(on_gpu, runs)) else ()
     shared = {PROMPT_TEMPLATE, *recorded_by_all(runs)} & {*MADE_OF}
     tables = []
     for run, settings in zip(runs, flat, strict=True):

@@ -18,7 +18,15 @@ from harness.compare.stats.intervals import Interval
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.core.trace import Stage
-from harness.results import DamagedRun, Manifest, RolloutRow, Run, find_run_folders, natural_order, read_manifest
+from harness.results import (
+    DamagedRun,
+    Manifest,
+    RolloutRow,
+    Run,
+    find_run_folders,
+    natural_order,
+    read_or_make_manifest,
+)
 from harness.results.counters import CounterRow, read_counters
 from harness.results.frames import Numbers, Results, RunTable, read_table, stages_in
 from harness.results.occupancy import loop_window
@@ -231,7 +239,7 @@ def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Exper
     starts: dict[Path, list[tuple[str, Path]]] = {}
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
-            manifest = read_manifest(folder)
+            manifest = read_or_make_manifest(folder)
             starts.setdefault(experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
     newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)), default=None)
     own = [] if newest is None else [folder for _, folder in starts[newest]]

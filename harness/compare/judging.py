@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import log, log1p
 from statistics import fmean
@@ -18,12 +19,22 @@ import numpy as np
 from harness.compare.endpoint import ENDPOINTS, SECONDS_PER_STEP, Endpoint, endpoint_of
 from harness.compare.environment import unlike, unlike_threads, why_not_comparable
 from harness.compare.experiment import Experiment, Member, arm_named
+from harness.compare.fairness import NOTHING_UNEQUAL, Draft, Fairness, Pools, draft_of
 from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import listed, plural
 from harness.compare.occasions import Baseline
 from harness.compare.stats.drift import speed_drift
-from harness.compare.stats.estimates import FEWEST_BLOCKS, of_blocks, of_occasions
-from harness.compare.stats.verdicts import STAGE_THRESHOLD, STEP, STEP_THRESHOLD, Comparison, Effect, Verdict, judge
+from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate, of_blocks, of_occasions
+from harness.compare.stats.verdicts import (
+    STAGE_THRESHOLD,
+    STEP,
+    STEP_THRESHOLD,
+    Comparison,
+    Effect,
+    Verdict,
+    blocks_needed,
+    judge,
+)
 from harness.compare.steadiness import steadiness_notes, warm_up_reasons
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.core.trace import in_order, stage_named
@@ -53,6 +64,7 @@ class Judgement:
         no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
+        fairness: what was unequal between the two.
     """
 
     base: str
@@ -64,6 +76,7 @@ class Judgement:
     no_gate: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
+    fairness: Fairness = NOTHING_UNEQUAL
 
     @property
     def primary(self) -> Effect:
@@ -128,7 +141,7 @@ def fastest_in_turns(experiment: Experiment, judged: Sequence[Judgement]) -> str
     faster = {
         item.other: item.step.ratio or 1.0
         for item in judged
-        if in_turns(item.other) and direction(item.step) == "faster"
+        if in_turns(item.other) and fair_direction(item) == "faster"
     }
     return min(faster, key=lambda arm: faster[arm], default=None)
 
@@ -141,18 +154,34 @@ class _Draft:
     before: Members
     after: Members
     comparisons: Sequence[Comparison]
+    fairness: Draft
 
 
 def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
     """Judge the drafts as one family: the arms' primary endpoints, and everything else of all arms."""
     primary = [draft.comparisons[0] for draft in drafts]
     deciding, rest = judge(primary, [item for draft in drafts for item in draft.comparisons[1:]])
+    # families of their own, as they take back what is said of the step and claim nothing more
+    of_tokens = iter(judge([draft.fairness.per_token for draft in drafts if draft.fairness.per_token])[0])
+    of_work = iter(judge([draft.fairness.equal_work for draft in drafts if draft.fairness.equal_work])[0])
     judged, left = list[Judgement](), iter(rest)
     for draft, first in zip(drafts, deciding, strict=True):
         effects = [first, *islice(left, len(draft.comparisons) - 1)]
         effects = [_as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
+        per_token, equal_work = (
+            None if item is None else _as_far_as_they_got(next(found), draft.before, draft.after)
+            for item, found in ((draft.fairness.per_token, of_tokens), (draft.fairness.equal_work, of_work))
+        )
+        fairness = replace(
+            draft.fairness.fairness,
+            per_token=per_token,
+            equal_work=equal_work,
+            share=None if equal_work is None or equal_work.low is None else draft.fairness.fairness.share,
+            smallest=None if effects[0].p_adjusted is None else effects[0].minimum_effect,
+            blocks_needed=blocks_needed(effects[0]),
+        )
         unfinished = sum(not member.is_completed for member in (*draft.before, *draft.after))
-        judged.append(replace(draft.judgement, effects=tuple(effects), unfinished=unfinished))
+        judged.append(replace(draft.judgement, effects=tuple(effects), unfinished=unfinished, fairness=fairness))
     return judged
 
 
@@ -196,7 +225,8 @@ def _draft(
         values = [_logs(members, SECONDS_PER_STEP) for members in (before, after)]
         apart = of_occasions(*([own] if own else [] for own in values))
         step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
-        return _Draft(judgement, before, after, [step])
+        fairness = draft_of(before, after, _one_pool(before, after), of_blocks, step, allowed, one_command=True)
+        return _Draft(judgement, before, after, [step], fairness)
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
     pairs = paired_runs(before, after, with_unfinished=alternated)
     blocks = _blocks(pairs, alternated)
@@ -204,6 +234,9 @@ def _draft(
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
     comparisons = _step_and_stages(blocks, threshold)
     comparisons = [replace(item, not_comparable=refused, undecided=undecided) for item in comparisons]
+    counted = [(*pair, *counted_steps(*pair, alternated)) for pair in pairs]
+    pools = [([(mine, own)], [(theirs, other)]) for mine, theirs, own, other in counted if own.any() and other.any()]
+    fairness = draft_of(before, after, pools, of_blocks, comparisons[0], allowed, one_command=True)
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
         judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
@@ -212,7 +245,7 @@ def _draft(
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
         reason = "; ".join(reasons) or None
         comparisons.insert(0, Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused, reason))
-    return _Draft(replace(judgement, alternated=alternated), before, after, comparisons)
+    return _Draft(replace(judgement, alternated=alternated), before, after, comparisons, fairness)
 
 
 def _unmeasured(blocks: int, of: int) -> list[str]:
@@ -251,8 +284,29 @@ def _draft_against(
     newest, earlier = baseline.occasions[-1], len(baseline.occasions) - 1
     name = f"{baseline.arms_for(other)[-1]} of {newest.scenario}/{newest.name}"
     name += f" and {earlier} earlier" if earlier else ""
-    cautions = (*baseline.cautions(), *unlike([*before, *after]), *steadiness_notes(experiment, [other]))
-    return _Draft(Judgement(name, other, (), cautions=cautions), before, after, comparisons)
+    pools = [pool for members in measured for pool in _one_pool(members, after)]
+    over = partial(_over_occasions, blocks=min(map(len, (*measured, after))))
+    fairness = draft_of(before, after, pools, over, comparisons[-1], allowed, one_command=False)
+    said = [item.kind for item in fairness.fairness.accidents]
+    cautions = (*baseline.cautions(), *unlike([*before, *after], said), *steadiness_notes(experiment, [other]))
+    return _Draft(Judgement(name, other, (), cautions=cautions), before, after, comparisons, fairness)
+
+
+def _over_occasions(ratios: Sequence[float], blocks: int) -> Estimate | None:
+    """Estimate from the log-ratios of one new occasion to each old one, of so many blocks at least each; their spread
+    is that of occasions."""
+    estimate = of_occasions([[-ratio] for ratio in ratios], [[0.0]] if ratios else [])
+    return None if estimate is None else replace(estimate, blocks=blocks)
+
+
+def _one_pool(before: Members, after: Members) -> Pools:
+    """Return all steps of two arms as one pool of each; none where an arm has no step that was measured."""
+    sides = [[(run, kept) for run in runs if (kept := _timed(run)).any()] for runs in (before, after)]
+    return [(sides[0], sides[1])] if all(sides) else []
+
+
+def _timed(member: Member) -> np.ndarray:
+    return member.table.is_measured & (member.table.wall_s > 0)
 
 
 def _logs(members: Members, endpoint: Endpoint) -> list[float]:
@@ -308,14 +362,22 @@ def judged_seconds(experiment: Experiment, judgement: Judgement) -> tuple[Second
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
     """Return the seconds per measured step of two arms in one block; None where no step is left.
 
-    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time. Where
-    the arms took turns by step, only steps that both have count, so that the means share the machine's slow moments.
+    A step in which a stage did not run counts as 0, so that stages add up.
     """
-    mine, theirs = (member.table.is_measured & (member.table.wall_s > 0) for member in (before, after))
+    mine, theirs = counted_steps(before, after, alternated)
+    return (_means(before, mine), _means(after, theirs)) if mine.any() and theirs.any() else None
+
+
+def counted_steps(before: Member, after: Member, alternated: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return which steps of two arms count in one block; one of 0 seconds is of unknown time.
+
+    Where the arms took turns by step, only steps that both have, so that the means share the machine's slow moments.
+    """
+    mine, theirs = _timed(before), _timed(after)
     if alternated:
         steps, others = before.table.steps["step"], after.table.steps["step"]
         mine, theirs = mine & np.isin(steps, others[theirs]), theirs & np.isin(others, steps[mine])
-    return (_means(before, mine), _means(after, theirs)) if mine.any() and theirs.any() else None
+    return mine, theirs
 
 
 def _means(member: Member, kept: np.ndarray) -> Seconds:
@@ -388,6 +450,22 @@ def direction(effect: Effect) -> str:
     endpoint = ENDPOINTS.get(effect.name)
     words = ("better", "worse") if endpoint is not None and endpoint.is_difference else ("faster", "slower")
     return words[effect.ratio > 1]
+
+
+def fair_direction(judgement: Judgement) -> str:
+    """Return which way the seconds of a step go, as far as they say something of speed: where one arm had more to do by
+    accident, faster and slower have to show at equal work too."""
+    word, fairness = direction(judgement.step), judgement.fairness
+    if fairness.has_equal_work or word not in ("faster", "slower"):
+        return word
+    at_equal_work = None if fairness.equal_work is None else direction(fairness.equal_work)
+    return word if at_equal_work == word else CANNOT_TELL
+
+
+def effect_word(effect: Effect, judgement: Judgement) -> str:
+    """Return which way an effect of a judgement goes: its step as ``fair_direction`` has it."""
+    is_step = effect.name == STEP and any(effect is own for own in judgement.effects)
+    return fair_direction(judgement) if is_step else direction(effect)
 
 
 def why_open(effect: Effect) -> str:

@@ -16,9 +16,9 @@ from harness.gpu_check.device import DEVICE, HAS_GPU, device_name, seconds, sync
 from harness.gpu_check.report import Report
 from harness.probes.cuda_events import DeviceTimes, cuda_events
 from harness.probes.nvml import open_gpu_probe
-from harness.probes.nvtx_ranges import open_domain
 from harness.probes.reading import Unknown
 from harness.probes.tracers import Synchronized
+from harness.record.nvtx_ranges import open_domain
 
 WIDTH = 8192 if HAS_GPU else 256
 LOADED_S = 4.0

@@ -21,7 +21,7 @@ from harness.compare.resources import gpu_figures
 from harness.gpu_check.device import HAS_GPU
 from harness.gpu_check.report import Report, require
 from harness.probes.load import load_profile
-from harness.probes.nsight import nsys_command
+from harness.probes.nsight import nsys_arguments
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters
 
@@ -245,8 +245,7 @@ def nsys(report: Report) -> None:
     out = ("--quiet", "--out", str(report.folder / "runs"))
     line = harness("run", "quickstart", *out, settings=(*UNTAUGHT, "steps=6", "profile=nsight"))
     captured, exported = report.folder / "grpo.nsys-rep", report.folder / "grpo.sqlite"
-    profiled = nsys_command(window, line, HAS_GPU).replace("--output=grpo", f"--output={captured.with_suffix('')}")
-    call(shlex.split(profiled))
+    call(nsys_arguments(window, line, HAS_GPU, captured.with_suffix("")))
     if not captured.exists():
         wrote = ", ".join(sorted(path.name for path in report.folder.glob("grpo.*"))) or "nothing"
         raise RuntimeError(f"nsys wrote no report but {wrote}")

@@ -24,14 +24,13 @@ import psutil
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
-from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
 from harness.probes.windows import ProfilerWindow, process_name
+from harness.record.nvtx_ranges import CAPTURE_RANGE, DOMAIN, NvtxRanges, open_domain
+from harness.record.recording import LISTENERS
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
-CAPTURE_RANGE = "profiled_steps"
-"""NVTX range that is open during the window; without CUDA it is what starts and stops the capture."""
 REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY"
 """At 0, nsys also starts a capture at a range whose name was not registered beforehand."""
 REPORT_SUFFIX = ".nsys-rep"
@@ -39,7 +38,7 @@ STABLE_S, POLL_S = 2.0, 0.1
 """Seconds that a report keeps its size when it is complete, and between two looks at it."""
 WHERE = "nsight of the probe profile"
 
-_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
+_SIGNS = (REGISTER_ONLY, *LISTENERS)
 _NAME = re.compile(r"[a-z][a-z0-9-]+")
 _VALUE = re.compile(r"[\w.,:=+@%/-]+", re.ASCII)  # nothing that the shell, through which Ray starts it, would read
 _OURS = ("o", "output", "force-overwrite")
@@ -77,6 +76,8 @@ def check_nsight(
             raise UserError(what, place, "its long name, without dashes in front")
         if not _VALUE.fullmatch(value):
             raise UserError(f"{value!r} cannot be passed to nsys", place, "letters, digits and . , : = + @ % / - alone")
+    if as_actors and local_ray:
+        check_nsys(environment)
     python = Path(executable).parent / "python"  # which Ray starts under nsys, and which we let it find
     if not as_actors and any(name in environment for name in _SIGNS):
         return
@@ -86,9 +87,6 @@ def check_nsight(
     elif not local_ray:
         what = "reports of actors on a cluster that was joined stay on its nodes, and nobody waits for them"
         fix = "set placement.address to local, or profile on one node"
-    elif shutil.which("nsys", path=environment.get("PATH", "")) is None:
-        what = "there is no nsys on the PATH: Nsight Systems is not installed, or not where the shell looks"
-        fix = "install NVIDIA Nsight Systems and add its folder to PATH, or take another probe profile"
     elif not python.exists() or os.path.realpath(python) != os.path.realpath(executable):
         beside = Path(executable).name
         what = f"Ray starts the program `python` under nsys (ray#66093), and there is none beside {beside}"
@@ -96,6 +94,19 @@ def check_nsight(
     else:
         return
     raise UserError(what, WHERE, fix)
+
+
+def check_nsys(environment: Mapping[str, str] = os.environ) -> None:
+    """See whether nsys is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    if shutil.which("nsys", path=environment.get("PATH", "")) is None:
+        what = "there is no nsys on the PATH: Nsight Systems is not installed, or not where the shell looks"
+        raise UserError(
+            what, WHERE, "install NVIDIA Nsight Systems and add its folder to PATH, or take another probe profile"
+        )
 
 
 def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
@@ -113,10 +124,15 @@ def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
     return options | {"capture-range-end": "stop", "stop-on-exit": "true", "wait": "primary"} | window.options
 
 
+def nsys_arguments(window: NsightWindow, command: Sequence[str], cuda: bool, report: str | Path) -> list[str]:
+    """Return a command with the nsys in front that starts it; ``report``: its file, without the suffix."""
+    options = [f"--{name}={value}" for name, value in nsys_options(window, cuda).items()]
+    return ["nsys", "profile", *options, f"--env-var={REGISTER_ONLY}=0", f"--output={report}", *command]
+
+
 def nsys_command(window: NsightWindow, command: Sequence[str], cuda: bool) -> str:
     """Return what to type so that nsys starts an in-process run, whose own command is ``command``."""
-    options = [f"--{name}={value}" for name, value in nsys_options(window, cuda).items()]
-    return shlex.join(["nsys", "profile", *options, f"--env-var={REGISTER_ONLY}=0", "--output=grpo", *command])
+    return shlex.join(nsys_arguments(window, command, cuda, "grpo"))
 
 
 def nsight_runtime_env(
@@ -152,8 +168,8 @@ class NsightCapture(ProfilerWindow):
             _cuda().profiler.start()
         domain, _ = open_domain()
         if domain is not None:
-            attributes = domain.get_event_attributes(CAPTURE_RANGE, category="window")
-            self._end_range = partial(domain.end_range, domain.start_range(attributes, payload=-1))
+            ranges = NvtxRanges(domain)
+            self._end_range = partial(ranges.end, ranges.begin_capture())
 
     def stop(self) -> None:
         if self._end_range is not None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge
 from harness.core.trace import Stage
-from harness.probes.nvtx_ranges import DOMAIN
+from harness.record.nvtx_ranges import DOMAIN
 
 _KINDS = _DOMAIN_CREATED, _PUSH_POP, _START_END = 75, 59, 60  # ENUM_NSYS_EVENT_TYPE
 _RANGE = ("start", "end", "eventType", "text", "textId", "globalTid", "endGlobalTid", "domainId", "int64Value")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped
 from harness.core.trace import Stage
 from harness.probes.profile import TorchWindow
 from harness.probes.windows import ProfilerWindow, process_name
+from harness.record.torch_trace import RAW, mark, new_profile, write_trace
 from harness.results.anonymous import Scrubber
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 """What TensorBoard's and Perfetto's users call such a file."""
-RAW = ".raw.json"
-"""A trace as torch wrote it, with all it says about machine and people."""
 _ONE_AT_A_TIME = threading.Lock()
 _HOST_NAME = re.compile(r'("host_name": ?)"[^"]*"')
 
@@ -45,14 +43,12 @@ class TorchProfiler(ProfilerWindow):
         self._profile: profile | None = None
 
     def start(self) -> None:
-        from torch.profiler import profile
-
         if not _ONE_AT_A_TIME.acquire(blocking=False):  # torch would silently drop what the first one has recorded
             raise RunStopped(
                 f"torch.profiler runs in the process of {self._name} already, and one process has one at a time: "
                 "profile one arm, or let the arms work in processes of their own"
             )
-        started = profile(activities=activities(self._cuda), acc_events=True, experimental_config=_all_threads())
+        started = new_profile(self._cuda)
         try:
             started.start()
         except RuntimeError as error:
@@ -64,19 +60,15 @@ class TorchProfiler(ProfilerWindow):
         stopped, self._profile = self._profile, None
         assert stopped is not None, "stop comes after start"
         try:
-            stopped.stop()
-            draft = self._file.with_suffix(".draft")
-            stopped.export_chrome_trace(str(draft))
-            os.replace(draft, self._file)
+            write_trace(stopped, self._file)
         except (OSError, RuntimeError) as error:
             raise RunStopped(f"the trace of {self._name} could not be written: {_first_line(error)}") from error
         finally:
             _ONE_AT_A_TIME.release()
 
     def mark(self, stage: Stage) -> AbstractContextManager[object]:
-        from torch.profiler import record_function
-
-        return record_function(f"grpo/{stage.value}")
+        shown: AbstractContextManager[object] = mark(stage.value)
+        return shown
 
 
 def collect_traces(names: Iterable[str], drafts: Path, folder: Path, scrubber: Scrubber | None = None) -> list[Path]:
@@ -124,28 +116,6 @@ def scrub_trace(raw: Path, clean: Path, scrubber: Scrubber) -> int:
                 line = scrubber.text(line)
             out.write(line)
     return operations
-
-
-def activities(cuda: bool) -> list[Any]:
-    """Return what torch.profiler is to record; the GPU only where the process computes on one."""
-    from torch.profiler import ProfilerActivity
-
-    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-
-
-def _all_threads() -> Any:
-    """Parts of an in-process run have a thread each, and the window begins and ends in whichever comes first.
-
-    Without this, torch profiles the starting thread alone, and crashes when another one stops it; with it, the CPU's
-    allocations are not recorded (both seen with torch 2.13). Without ``trace_only``, stopping takes most of the time:
-    torch makes Python objects of all events (22.8 s for 77,000 of them, 0.5 s with it), which nobody looks at here.
-    """
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(profile_all_threads=True, trace_only=True)
-    except TypeError:  # an older torch
-        return _ExperimentalConfig(profile_all_threads=True)
 
 
 def _first_line(error: BaseException) -> str:

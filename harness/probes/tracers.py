@@ -12,10 +12,11 @@ from harness.core.trace import HookedSpan, HookedTracer, SpanHook, Stage, Tracer
 from harness.probes.cuda_events import DeviceTimes, cuda_events
 from harness.probes.memory import DeviceFigure, StagePeaks, process_memory
 from harness.probes.nsight import NsightCapture
-from harness.probes.nvtx_ranges import NvtxRanges, open_domain
+from harness.probes.nvtx_ranges import NvtxSpans
 from harness.probes.profile import ProbeProfile, Window
 from harness.probes.torch_traces import TorchProfiler
 from harness.probes.windows import ProfilerWindow, lanes_in
+from harness.record.nvtx_ranges import open_domain
 
 
 class Synchronized(SpanHook):
@@ -103,7 +104,7 @@ class Tracers:
             if domain is None:
                 made.notes.append(f"no NVTX ranges: {reason}")
             else:
-                hooks.append(NvtxRanges(domain))
+                hooks.append(NvtxSpans(domain))
         if cuda:  # outermost, so that no other probe's figures hold its readings
             made.meters.append(peaks := StagePeaks(process_memory()))
             hooks.append(peaks)

@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 
 FIRST_BYTES, MOST_GROWTH = 2**16, 2**24
 
@@ -15,7 +15,8 @@ FIRST_BYTES, MOST_GROWTH = 2**16, 2**24
 class EventFile:
     """A file that lines are added to at the price of a copy in memory: it is mapped, and grows by doubling.
 
-    Room is taken from the disk before it is mapped, so that a full disk ends the recording and never the program.
+    Room is taken from the disk before it is mapped, so that a full disk ends the recording and never the program. A
+    line is one call of ``mmap.write``, which the interpreter's lock makes whole: threads take a lock to grow the file.
 
     Attributes:
         lost: lines that came after the disk was full.
@@ -23,7 +24,7 @@ class EventFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.lost = path, 0
-        self._lock, self._end, self._size = Lock(), 0, FIRST_BYTES
+        self._lock, self._size = RLock(), FIRST_BYTES  # a signal's handler may add a line while the file grows
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # by which a reader knows that the process lives
         os.posix_fallocate(self._descriptor, 0, self._size)
@@ -31,28 +32,31 @@ class EventFile:
 
     def add(self, line: bytes) -> None:
         """Add a whole line; any thread may."""
+        try:
+            self._map.write(line)  # type: ignore[union-attr]
+        except (ValueError, AttributeError):  # there is no room for it, or no map
+            self._grow_and_add(line)
+
+    def _grow_and_add(self, line: bytes) -> None:
         with self._lock:
-            end = self._end + len(line)
-            if end > self._size:
-                self._grow(end)
-            if self._map is None:
-                self.lost += 1
-                return
-            self._map[self._end : end] = line
-            self._end = end
+            while self._map is not None:
+                try:
+                    self._map.write(line)
+                    return
+                except ValueError:
+                    self._grow(self._map.tell() + len(line))
+            self.lost += 1
 
     def _grow(self, end: int) -> None:
-        if self._map is None:
-            return
         size = max(end, self._size + min(self._size, MOST_GROWTH))
         try:
             os.posix_fallocate(self._descriptor, self._size, size - self._size)
-            self._map.resize(size)
+            if self._map is not None and size > self._size:
+                self._map.resize(size)
+                self._size = size
         except OSError as error:
             self._unmap()
             print(f"recording stopped: {self.path.name}: {error.strerror or error}", file=sys.stderr)
-        else:
-            self._size = size
 
     def close(self) -> None:
         """Give back the room that was not used; closing twice does no harm."""
@@ -64,14 +68,15 @@ class EventFile:
             self._descriptor = -1
 
     def _unmap(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-            os.ftruncate(self._descriptor, self._end)
+        closed, self._map = self._map, None
+        if closed is not None:
+            end = closed.tell()
+            closed.close()
+            os.ftruncate(self._descriptor, end)
 
     def leave(self) -> None:
         """Forget the file without a word to it: after a fork it is the parent's."""
-        self._lock = Lock()
+        self._lock = RLock()
         self._map = None
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -13,11 +13,9 @@ MOST_TEXT = 200
 _TOKEN = re.compile(
     r"\b(?:hf|sk|pk|rk|gh[pousr]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|ya29|eyJ)[-_.]?[A-Za-z0-9_.-]{12,}"
     r"|(?i:bearer|token|password|passwd|secret|api[-_]?key)\s*[=: ]\s*\S+"
+    r"|\b(?:(?=[\w+/=-]*\d)(?=[\w+/=-]*[A-Z])(?=[\w+/=-]*[a-z])|(?=(?:[A-Za-z+/_=-]*\d){6}))[A-Za-z0-9+/_=-]{32,}"
     r"|://[^/\s:@]*:[^/\s@]*@"
 )
-_LONG = re.compile(r"\b[A-Za-z0-9+/_=-]{32,}")
-_WORDS = re.compile(r"(?:(?:[a-z]{1,20}|[A-Z]{1,20}|[A-Z][a-z]{1,20}|\d{1,4})(?:[/_-]+|$))+")
-"""What is long and no key: words that a program's name is made of, as in ``response_length_non_aborted/clip_ratio``."""
 _ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|[\w.+-]+@[\w-]+\.[\w.]+")
 _HOST = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|io|ai|local|internal|lan|edu|gov|cloud|dev)\b")
 _FOLDER = re.compile(r"(?:^|[\s='\"(])(?:~|/(?:home|Users|root|mnt|scratch|data|tmp)\b)")
@@ -28,7 +26,7 @@ def shown(text: str) -> str:
     """Return a text as it may be written: cut; ``<hidden>`` where it may hold a secret, folder, host or person."""
     if any(each.search(text) for each in (_TOKEN, _ADDRESS, _HOST, _FOLDER)):
         return HIDDEN
-    if any(name in text for name in _own_names()) or any(not _WORDS.fullmatch(run) for run in _LONG.findall(text)):
+    if any(name in text for name in _own_names()):
         return HIDDEN
     return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + "..."
 

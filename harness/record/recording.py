@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.record import format as form
 from harness.record.event_file import EventFile
 from harness.record.private import argument_names, environment_names, shown
 
+if TYPE_CHECKING:
+    from harness.record.profiling import Profiling
+
 FOLDER_VARIABLE = "GRPO_HARNESS_RECORD"
 """In the environment of a program that records: into which folder."""
+PROFILE_VARIABLE = "GRPO_HARNESS_RECORD_PROFILE"
+"""In the environment of a program that is profiled: see ``harness.record.profiling``."""
+LISTENERS = ("NVTX_INJECTION64_PATH", "NSYSDK_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+"""One of them is in the environment of a program whose NVTX ranges a tool takes."""
 MAIN_LANE = "learner"
 """The main thread's lane: that of the loop, whose steps are counted."""
 PACKAGES = ("torch", "transformers", "trl", "verl", "vllm", "ray", "accelerate", "deepspeed", "peft")
@@ -39,53 +47,77 @@ class Recording:
 
     Args:
         folder: of the recording; it is there.
-        lane: of the main thread. Other threads go by their names until ``lane`` gives them another; so does the main
-            thread where this is empty. A thread that works for an actor of Ray goes by the actor's class.
+        lane: of the main thread. Other threads go by their names until ``lane`` gives them another. A thread that works
+            for an actor of Ray goes by the actor's class.
     """
 
     def __init__(self, folder: Path, lane: str = MAIN_LANE) -> None:
         self.folder = folder
-        self.lanes = {threading.main_thread().ident or 0: lane} if lane else {}
         self.step_number = form.NO_STEP
-        self._starts: dict[tuple[str, str], str] = {}
+        self._main_lane, self._thread = lane, _Thread()
+        self.profiling: Profiling | None = None
+        if any(name in os.environ for name in (PROFILE_VARIABLE, *LISTENERS)):
+            from harness.record.profiling import Profiling
+
+            self.profiling = Profiling(self._lane, os.environ.get(PROFILE_VARIABLE))
         pid, now = os.getpid(), _now()
         self._file = EventFile(self.folder / form.EVENTS / f"{pid}-{now}.jsonl")
         self.write([form.PROCESS, pid, shown(_process_name()), now, time.time_ns()])
 
     def write(self, event: list[Any]) -> None:
         """Add an event; see ``harness.record.format``."""
-        self._file.add(f"{_encode(event)}\n".encode())
+        self._file.add(form.line(event))
 
-    def lane(self) -> str:
-        """Return the lane of the calling thread."""
-        ident = get_ident()
-        found = self.lanes.get(ident)
-        if found is None:
-            found = self.lanes[ident] = _name(_ray_actor() or threading.current_thread().name)
-        return found
+    def name_lane(self, name: str) -> None:
+        """Name the lane of the calling thread."""
+        self._thread.lane = _name(name)
+        self._thread.begins.clear()
 
-    def name_main_lane(self, name: str) -> None:
-        """Name the lane of the main thread: of a rank ``learner/1``."""
-        self.lanes[threading.main_thread().ident or 0] = _name(name)
+    def _lane(self) -> str:
+        """Return the lane of the calling thread: without a name of ours it goes by its own."""
+        if self._thread.lane is None:
+            thread = threading.current_thread()
+            name = self._main_lane if thread is threading.main_thread() else thread.name
+            self._thread.lane = _name(_ray_actor() or name)
+        return self._thread.lane
 
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
         """Add a span of the calling thread that has ended; times are of ``time.monotonic_ns``."""
-        lane = self.lanes.get(get_ident()) or self.lane()
-        start = self._starts.get((lane, name))
-        if start is None:
-            start = self._starts[lane, name] = f"{_encode([form.SPAN, lane, _name(name)])[:-1]},"
+        begins = self._thread.begins
+        try:
+            line = begins[name]
+        except KeyError:
+            begin = _encode([form.SPAN, self._lane(), _name(name)])[:-1].replace("%", "%%")
+            line = begins[name] = f"{begin},%d,%d,%d%b]\n".encode()
         told = ""
         if attributes:
-            told = f",{{{','.join([f'{_key(key)}{_value(value)}' for key, value in attributes.items()])}}}"
-        self._file.add(f"{start}{start_ns},{end_ns},{self.step_number}{told}]\n".encode())
+            mark = ",{"
+            for key, value in attributes.items():
+                kind = type(value)
+                if kind is not int and (kind is not float or value - value != 0):  # such a float is no number
+                    value = _text(value) if kind is str else _value(value)
+                told = f"{told}{mark}{_KEYS[key]}{value}"
+                mark = ","
+            told += "}"
+        self._file.add(line % (start_ns, end_ns, self.step_number, told.encode()))
 
     def close(self) -> None:
-        """Close the file."""
+        """End a profiler that still runs, and close the file."""
+        if self.profiling is not None:
+            self.profiling.stop()
         self._file.close()
 
     def leave(self) -> None:
         """Leave the file to the parent of a fork."""
         self._file.leave()
+
+
+class _Thread(threading.local):
+    """The calling thread's lane, None until it is asked for, and how the lines of its spans begin, by their names."""
+
+    def __init__(self) -> None:
+        self.lane: str | None = None
+        self.begins: dict[str, bytes] = {}
 
 
 class _Keys(dict[str, str]):
@@ -96,22 +128,24 @@ class _Keys(dict[str, str]):
         return found
 
 
-_key = _Keys().__getitem__
+_KEYS = _Keys()
 
 
-def _value(value: object) -> str:
+def _value(value: Any) -> str:
     """Return a value as JSON: a number, a text that may be shown; of anything else its kind, for it may hold texts."""
-    kind = type(value)
-    if kind is int or (kind is float and value - value == 0):  # type: ignore[operator]
-        return repr(value)
-    if isinstance(value, str):
-        return _encode(shown(value))
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return _encode(value)
-    try:
-        return _encode(float(value))  # type: ignore[arg-type]  # a number of numpy's or torch's
-    except (TypeError, ValueError):
-        return _encode(kind.__name__)
+    if isinstance(value, str):
+        return _text(str(value))
+    number = _number(value)
+    if number is not None:
+        return repr(number)
+    return "null" if isinstance(value, float) else _text(type(value).__name__)
+
+
+@lru_cache(maxsize=4096)
+def _text(text: str) -> str:
+    return _encode(shown(text))
 
 
 def _name(text: str) -> str:
@@ -124,14 +158,10 @@ def _process_name() -> str:
     return str(module.current_process().name) if module else "MainProcess"
 
 
-def _is_ray_worker() -> bool:
-    return os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
-
-
 def _ray_actor() -> str | None:
     """Return the class of the actor of Ray, or the function of the task, that the calling thread works for."""
     ray = sys.modules.get("ray")  # not imported for it: without it there is none
-    if ray is None or not _is_ray_worker():
+    if ray is None or not sys.argv or os.path.basename(sys.argv[0]) != "default_worker.py":
         return None
     task = ray.get_runtime_context().get_task_name()
     return str(task).partition(".")[0] if task else None
@@ -147,8 +177,7 @@ def current() -> Recording | None:
         where = Path(folder)
         if (where / form.EVENTS).is_dir():
             name = _process_name()
-            lane = "" if _is_ray_worker() else MAIN_LANE if name == "MainProcess" else _name(name)
-            _begin(Recording(where, lane))
+            _begin(Recording(where, MAIN_LANE if name == "MainProcess" else _name(name)))
     return _current
 
 
@@ -225,8 +254,8 @@ def begin_folder(folder: Path, argv: Sequence[str] | None = None, **said: Any) -
         (folder / form.EVENTS).mkdir()
         facts = (
             {"schema": form.SCHEMA, "schema_version": form.SCHEMA_VERSION}
-            | said
             | program_facts(sys.argv if argv is None else argv)
+            | said
         )
         draft = folder / f".{form.RECORDING}.draft"
         draft.write_text(json.dumps(facts, indent=2) + "\n")
@@ -248,20 +277,25 @@ def end_run(kind: type[BaseException] | None) -> None:
 
 def program_facts(argv: Sequence[str]) -> dict[str, Any]:
     """Return when and with what a program runs; arguments and environment by name alone."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
         "arguments": argument_names(argv[1:]),
         "environment": environment_names(os.environ),
-        "versions": versions,
+        "versions": versions(),
         "machine": {"cpu": _processor(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib()},
         "threads": _threads(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed beside this program."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _processor() -> str | None:
@@ -277,6 +311,9 @@ def _memory_gib() -> float:
 
 
 def _threads() -> int | None:
+    """Return how many threads compute: as torch has them, where the program uses it, else as the environment says."""
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -291,20 +328,25 @@ class span:
         attributes: numbers and short texts. A text that may hold a secret, a folder, a host or a person is hidden.
     """
 
-    __slots__ = ("_attributes", "_name", "_start_ns")
+    __slots__ = ("_attributes", "_mark", "_name", "_start_ns")
 
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name, self._attributes = name, attributes
 
     def __enter__(self) -> span:
+        recording = _current or current()
+        if recording is not None and recording.profiling is not None:
+            self._mark = recording.profiling.mark(self._name, recording.step_number)
         self._start_ns = _now()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         end_ns = _now()
         recording = _current or current()
         if recording is not None:
             recording.add_span(self._name, self._start_ns, end_ns, self._attributes)
+            if recording.profiling is not None and (mark := getattr(self, "_mark", None)) is not None:
+                mark()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Record each call of a function, and of an async one until it is done."""
@@ -351,7 +393,11 @@ def step(number: int) -> EndOfStep:
         if not isinstance(number, int) or not recording.step_number < number < 2**53:
             what = f"step {number!r} must be a whole number above the one before, {recording.step_number}"
             raise RecordingError(f"{what}; count training steps from 0")
+        if recording.step_number == form.NO_STEP:
+            recording.write([form.PROGRAM, versions(), _threads()])
         recording.step_number = number
+        if recording.profiling is not None and recording.profiling.on_step():
+            recording.write([form.PROFILED, number])
         recording.write([form.STEP, number, _now()])
     return EndOfStep(number)
 
@@ -375,16 +421,16 @@ def _tell(kind: str, values: Mapping[str, Any]) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number that can be written; None of anything else, and of one that is not finite."""
+    """Return a finite number, also of numpy's or torch's; None of anything else."""
     try:
         number = value if type(value) in (int, float) else float(value)
-    except (TypeError, ValueError):
+        return number if math.isfinite(number) else None
+    except (TypeError, ValueError, OverflowError):
         return None
-    return number if number - number == 0 else None
 
 
 def lane(name: str) -> None:
     """Name the lane of the calling thread, as in ``generator0``; what runs in one lane waits for itself."""
     recording = _current or current()
     if recording is not None:
-        recording.lanes[get_ident()] = _name(name)
+        recording.name_lane(name)

@@ -20,6 +20,8 @@ from harness.record import format as form
 from harness.record import recording
 from harness.record.recording import span
 
+TRAINER_VARIABLE = "GRPO_HARNESS_RECORD_TRAINER"
+"""In the environment of a program that records: whose seams are wrapped; empty for those that it imports."""
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -66,7 +68,7 @@ def install(trainer: str) -> None:
     for shim in known.values():
         if trainer in ("", shim.trainer):
             for module, own in shim.seams.items():
-                seams.setdefault(module, {}).update(dict.fromkeys(own, shim.trainer))
+                seams[module] = dict.fromkeys(own, shim.trainer) | seams.get(module, {})
     sys.meta_path.insert(0, _AfterImport(seams))
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from harness.record import recording
-from harness.record.recording import count, metrics, span
+from harness.record.recording import count, lane, metrics, span
 from harness.record.seams import Seam, Shim, Wrap
 from harness.record.timers import begin_step
 
@@ -30,14 +29,18 @@ STAGES = {
 LOGPROBS = "_get_per_token_logps_and_entropies"
 _OF_LOGPROBS = (LOGPROBS, "_get_last_hidden_state")
 REWARD = "score"
+EVALUATE = "evaluate"
 _doing = threading.local()
 
 
 def stage_of(name: str, stages: Mapping[str, str] = STAGES) -> str:
     """Return our stage of what TRL times under a name; the name itself where it is none of TRL's own.
 
-    Log-probabilities are ``old_logprobs``, of the reference ``reference_logprobs``, and within the loss ``update``.
+    Log-probabilities are ``old_logprobs``, of the reference ``reference_logprobs``, and within the loss ``update``. An
+    evaluation is ``evaluate`` with all that is in it.
     """
+    if EVALUATE in _stack():
+        return EVALUATE
     name = name.rpartition(".")[2] if name.startswith("GRPOTrainer.") else name
     if name in _OF_LOGPROBS:
         return "update" if "update" in _stack() else str(getattr(_doing, "logprobs", "old_logprobs"))
@@ -121,6 +124,31 @@ def _generated(generate: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
+def _evaluated(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stack().append(EVALUATE)
+        try:
+            with span(EVALUATE):
+                return evaluate(self, *args, **kwargs)
+        finally:
+            _stack().pop()
+
+    return recorded
+
+
+def _training_step(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward and backward; after the last of a step the update goes on to its end: clipping, optimizer, schedule."""
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with span("update"):
+            loss = train(self, *args, **kwargs)
+        if self.accelerator.sync_gradients:
+            _doing.update = span("update").__enter__()
+        return loss
+
+    return recorded
+
+
 def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
     """A Trainer that tells of its steps."""
 
@@ -129,35 +157,32 @@ def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
         from transformers import TrainerCallback
 
         class Steps(TrainerCallback):  # type: ignore[misc,unused-ignore]
-            """Begin and end of each training step, of the optimizer within it, and what is logged."""
+            """Begin and end of each training step, and what is logged."""
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 self.step = begin_step(int(state.global_step))
 
-            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                self.optimizer = span("update").__enter__()
-
-            def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                self.optimizer.__exit__(None, None, None)
-
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if (update := _doing.__dict__.pop("update", None)) is not None:
+                    update.__exit__(None, None, None)
                 self.step.__exit__(None, None, None)
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 metrics({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
         self.add_callback(Steps())
-        current = recording.current()
-        if current is not None and self.args.world_size > 1:
-            current.name_main_lane(f"learner/{self.args.process_index}")
+        if self.args.world_size > 1:
+            lane(f"learner/{self.args.process_index}")
 
     return recorded
 
 
 HF_TRAINER = (
     Seam("Trainer.__init__", _with_callback),
-    Seam("Trainer.training_step", "update"),
-    Seam("Trainer.evaluate", "evaluate"),
+    Seam("Trainer.get_batch_samples", "prepare_batch"),
+    Seam("Trainer.training_step", _training_step),
+    Seam("Trainer._maybe_log_save_evaluate", "log"),
+    Seam("Trainer.evaluate", _evaluated),
     Seam("Trainer._save_checkpoint", "checkpoint"),
 )
 """The Trainer of transformers, on which others stand too."""

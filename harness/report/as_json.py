@@ -9,7 +9,7 @@ from typing import Any
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member
 from harness.compare.gates import GateResult
-from harness.compare.judging import Judgement, direction, judgements
+from harness.compare.judging import Judgement, direction, fair_direction, judgements
 from harness.compare.remarks import remarks_of
 from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
@@ -71,6 +71,7 @@ def _judgement(judgement: Judgement) -> dict[str, Any]:
     floor, facts = judgement.noise_floor, asdict(judgement)
     del facts["effects"]
     return facts | {
+        "fairness": facts["fairness"] | {"direction": fair_direction(judgement)},
         "noise_floor": None if floor is None else asdict(floor) | {"direction": direction(floor)},
         "endpoint": every[0] if step else None,
         "step": every[step],

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
-from harness.compare.judging import Judgement, direction
+from harness.compare.judging import Judgement, effect_word
 from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING, UNATTRIBUTED
@@ -326,9 +326,10 @@ def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | No
     named = [(effect_label(effect), effect) for effect in judgement.effects]
     if judgement.noise_floor is not None:
         named.append((f"{judgement.base} against itself", judgement.noise_floor))
+    words = [effect_word(effect, judgement) for _, effect in named]
     rows = [
-        (judgement.other, row, effect.ratio, effect.low, effect.high, direction(effect), effect.threshold)
-        for row, effect in named
+        (judgement.other, row, effect.ratio, effect.low, effect.high, word, effect.threshold)
+        for (row, effect), word in zip(named, words, strict=True)
         if effect.ratio is not None and not endpoint_of_effect(effect).is_difference
     ]
     if judgement.primary.blocks < 2 or not rows:

@@ -12,7 +12,7 @@ from harness.compare.endpoint import ENDPOINTS, WEIGHT_SYNC_SECONDS, endpoint_of
 from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import Judgement, direction, judged_seconds, why_open
+from harness.compare.judging import Judgement, direction, effect_word, judged_seconds, why_open
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, reward
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
@@ -22,7 +22,7 @@ from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Stage
 from harness.report.document import Table
-from harness.results.occupancy import LaneAccount
+from harness.results.occupancy import NEAREST_FIRST, LaneAccount
 from harness.results.rows import in_pipeline_order
 
 OVERLAP = 1.005
@@ -67,6 +67,7 @@ def _form(value: float | None, form: Format) -> str:
 # ---- the short table
 
 
+UNEQUAL_WORK = "unequal work"
 ROW_NAMES = {STEP: "whole step", WEIGHT_SYNC_SECONDS.name: "a weight sync"}
 
 
@@ -102,7 +103,7 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
         marks = [mark(experiment, arm) if name == STEP else "" for arm in arms]
         cells = [_form(seconds[arm][name], number) + sign for arm, sign in zip(arms, marks, strict=True)]
         own = [effects.get(arm, {}).get(name) for arm in arms]
-        changes = _ratio_cells(own[1]) if is_pair else ("",) * 3
+        changes = _ratio_cells(own[1], judged[0]) if is_pair and judged else ("",) * 3
         rows.append((ROW_NAMES.get(name, name), *(cells if is_pair else map(_changed, cells, own)), *changes))
     for label, figure, form in MAIN_FIGURES:
         if experiment.has(figure):
@@ -146,7 +147,13 @@ def _stable(experiment: Experiment) -> list[str]:
     return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
 
 
-def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
+def _word(effect: Effect, judgement: Judgement) -> str:
+    """Return which way an effect goes; of a step that is slower or faster for its work alone, that."""
+    word = effect_word(effect, judgement)
+    return word if word == direction(effect) else UNEQUAL_WORK
+
+
+def _ratio_cells(effect: Effect | None, judgement: Judgement) -> tuple[str, str, str]:
     if effect is None or effect.ratio is None:
         return "", "", ""
     if effect.of_step:
@@ -155,7 +162,7 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
     ends = endpoint_of_effect(effect).ends(effect)
     if ends is None or effect.reason == NOT_REPEATED:
         return change(effect.ratio), ends or "", ""
-    return change(effect.ratio), ends, ": ".join(filter(None, (direction(effect), why_open(effect))))
+    return change(effect.ratio), ends, ": ".join(filter(None, (_word(effect, judgement), why_open(effect))))
 
 
 def _one_arm(experiment: Experiment) -> Table:
@@ -257,9 +264,10 @@ def critical_path_table(experiment: Experiment) -> Table | None:
         return None
     rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
     rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
+    nearest = dict.fromkeys("weight stages" if s.value.startswith("weight_") else s.value for s in NEAREST_FIRST)
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
-        "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
+        f"stage that it waits for ({', then '.join(nearest)}); else it is unattributed."
     )
     title = "Seconds per training step: busy / on the critical path, and the latter's share"
     return Table(title, ("stage", *arms), tuple(rows), (note, *spans_note(experiment)))
@@ -462,7 +470,7 @@ def verdict_table(judgement: Judgement) -> Table:
         notes = (f"Intervals are {primary.widening:.2f} times as wide as of independent blocks: blocks may drift.",)
     title = f"{judgement.other} against {judgement.base}, {primary.blocks} blocks ({_HOW[judgement.alternated]})"
     header = ("time", "ratio", "95% interval", "p", "smallest", "")
-    rows = tuple(_effect_row(effect, primary.blocks) for effect in judgement.effects)
+    rows = tuple(_effect_row(effect, judgement) for effect in judgement.effects)
     return Table(title, header, rows, notes)
 
 
@@ -487,8 +495,8 @@ def effect_label(effect: Effect) -> str:
     return ENDPOINTS[effect.name].words.removeprefix("seconds of a ") if effect.name in ENDPOINTS else effect.label
 
 
-def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
-    p, endpoint = effect.p_adjusted, endpoint_of_effect(effect)
+def _effect_row(effect: Effect, judgement: Judgement) -> tuple[str, ...]:
+    blocks, p, endpoint = judgement.primary.blocks, effect.p_adjusted, endpoint_of_effect(effect)
     ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
     ends = NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
     if endpoint.is_difference and effect.ratio is not None:
@@ -499,7 +507,7 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
         ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
         NOTHING if effect.minimum_effect is None else f"{100 * effect.minimum_effect:.3g}%",
-        direction(effect),
+        _word(effect, judgement),
     )
 
 

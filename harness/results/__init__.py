@@ -5,7 +5,15 @@
 
 from harness.results.anonymous import Scrubber
 from harness.results.manifest import Manifest
-from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
+from harness.results.reader import (
+    DamagedRun,
+    Run,
+    find_run_folders,
+    find_runs,
+    load_run,
+    read_manifest,
+    read_or_make_manifest,
+)
 from harness.results.rows import (
     BatchRow,
     DiscardedRow,
@@ -48,5 +56,6 @@ __all__ = [
     "natural_order",
     "part_of",
     "read_manifest",
+    "read_or_make_manifest",
     "store_metrics",
 ]

@@ -1,4 +1,4 @@
-"""``python -m harness import TRAINER [NAME=]LOG...``: metric logs of verl, TRL or open-instruct become run folders.
+"""``python -m harness import TRAINER [NAME=]LOG...``: logs of verl, TRL or open-instruct, and traces, become runs.
 
 Several logs are the arms of one experiment. All of it, or nothing is written. Exit codes: 0 fine; 2 bad input.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from harness.core.arguments import out_argument
 from harness.core.errors import UserError
 from harness.core.extras import as_typed
 from harness.core.terminal_text import plain
-from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name
+from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name, load_run
 from harness.results.anonymous import safe_name
 from harness.results.importers.trainers import CROSSWALKS, VERL_ASYNC
 from harness.results.writer import cannot_write, timestamp, utc_now
@@ -27,10 +28,15 @@ from harness.results.writer import cannot_write, timestamp, utc_now
 if TYPE_CHECKING:
     from harness.results.importers.convert import Converted
 
+TRACE = "trace"
+"""In the place of a trainer: the logs are Chrome's trace events."""
+MOST_OTHERS = 8
 DESCRIPTION = "Read metric logs of another trainer into run folders, for compare and report."
 EXAMPLES = """examples:
   python -m harness import verl colocated=a.jsonl split=b.jsonl --machine our-8xH100
   python -m harness compare results/
+  python -m harness import trace kineto.json.gz
+  python -m harness import trace timeline.json --names ray
   python -m harness import trl checkpoints/trainer_state.json --name gsm8k
 
 docs/importing.md has every name and unit.
@@ -39,7 +45,9 @@ docs/importing.md has every name and unit.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("trainer", choices=sorted(CROSSWALKS), help="who wrote the logs")
+    parser.add_argument(
+        "trainer", choices=[*sorted(CROSSWALKS), TRACE], help="who wrote the logs; or that they are traces"
+    )
     parser.add_argument(
         "logs",
         metavar="[NAME=]LOG",
@@ -57,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
     )
     parser.add_argument("--validation", metavar="NAME", help="the name in the log that is the validation reward")
+    parser.add_argument(
+        "--names", metavar="FILE", default="torch", help="trace: what its names become: torch (default), ray, or a file"
+    )
     parser.add_argument("--run", metavar="NAME", help="the run to take of a CSV export with the columns of several")
 
 
@@ -67,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
         UserError: an arm has no name or that of another, a log cannot be read or is of another trainer, or the folder
             cannot be written; nothing is written then.
     """
+    if options.trainer == TRACE:
+        return _import_traces(options)
     from harness.results.importers.convert import convert  # and with it pandas
     from harness.results.importers.logs import read_log
 
@@ -87,6 +100,39 @@ def run(options: argparse.Namespace) -> int:
         lines.append(f"run folder: {folder if arm is None else folder / safe_name(arm)}")
     print("\n".join(map(plain, lines)))
     return 0
+
+
+def _import_traces(options: argparse.Namespace) -> int:
+    """Make a recording of each trace, and of that a run."""
+    from harness.results.importers.trace_events import import_trace, read_names
+
+    names, logs, scenario = read_names(options.names), arms_of(options.logs), options.name or TRACE
+    experiment = experiment_name(options.out, scenario, utc_now())
+    home = options.out / safe_name(scenario) / experiment
+    for position, (arm, trace) in enumerate(logs.items()):
+        folder = home if arm is None else home / safe_name(arm)
+        facts = {"arm": arm, "position": None if arm is None else position, "seed": options.seed}
+        machine = {"fingerprint": f"{'named' if options.machine else 'unknown'}-{_mark(options.machine or str(trace))}"}
+        try:
+            done = import_trace(
+                trace, names, folder, scenario=scenario, experiment=experiment, machine=machine, **facts
+            )
+            load_run(folder)
+        except UserError:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+        print(
+            plain(f"imported {done.steps} training steps and {done.spans} spans{'' if arm is None else f' as {arm}'}")
+        )
+        if done.others:
+            what = "kept under their own names" if names.others == "keep" else "left out"
+            print(plain(f"  {len(done.others)} names {what}: {', '.join(done.others[:MOST_OTHERS])}"))
+    print(as_typed(f"look at it: python -m harness compare {home}"))
+    return 0
+
+
+def _mark(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 def _name(text: str) -> str:
@@ -143,7 +189,7 @@ def write_experiment(
         UserError: it cannot be written. Nothing is left then.
     """
     logs = "".join(done.log.digest for done in arms.values())
-    mark = hashlib.sha256((machine or logs).encode(errors="backslashreplace")).hexdigest()[:8]
+    mark = _mark(machine or logs)
     missing = dict.fromkeys(
         ("cpu", "cores", "memory_gib", "gpus"), "another trainer's log does not tell of its machine"
     )

@@ -19,10 +19,11 @@ from harness.core.trace import Span, Stage, in_order
 from harness.results.rows import LaneSeconds, in_pipeline_order, lane_kind, part_of
 
 Integers = NDArray[np.int64]
-_NEAREST_FIRST = tuple(map(Stage, (
+NEAREST_FIRST = tuple(map(Stage, (
     "score", "weight_load", "weight_verify", "weight_transfer", "weight_publish", "generate", "evaluate",
 )))  # fmt: skip
-PRECEDENCE = (*_NEAREST_FIRST, *(stage for stage in Stage if not stage.is_wait and stage not in _NEAREST_FIRST))
+"""Stages of the lanes that the Learner waits for, the nearest to its next batch first."""
+PRECEDENCE = (*NEAREST_FIRST, *(stage for stage in Stage if not stage.is_wait and stage not in NEAREST_FIRST))
 """Who owns an instant in which the Learner waits and several stages run in other lanes: the first of these."""
 
 

@@ -138,11 +138,7 @@ def load_run(folder: Path) -> Run:
     """
     from harness.results.warmup import read_warm_up  # which loads numpy
 
-    if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / RECORDING):
-        from harness.results.recordings import make_run  # which loads numpy too
-
-        make_run(folder)
-    manifest = read_manifest(folder)
+    manifest = read_or_make_manifest(folder)
     if not os.path.lexists(folder / STEPS):
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
     status = manifest.status
@@ -167,6 +163,19 @@ def load_run(folder: Path) -> Run:
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
         warm_up=warm_up,
     )
+
+
+def read_or_make_manifest(folder: Path) -> Manifest:
+    """Read what a run folder says of its run; a recording becomes a run first.
+
+    Raises:
+        UserError: as of ``read_manifest``, or the recording cannot become a run.
+    """
+    if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / RECORDING):
+        from harness.results.recordings import make_run  # which loads numpy too
+
+        make_run(folder)
+    return read_manifest(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:

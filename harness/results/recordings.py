@@ -6,34 +6,43 @@ a kill left of it, in the events or in an earlier attempt to read them, is made 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from harness.core.errors import UserError
 from harness.core.file_locks import holding, is_held
+from harness.core.intervals import both, merge
 from harness.core.machine import fingerprint
 from harness.core.regular_files import read_regular
 from harness.core.trace import Span, Stage, stage_named
 from harness.core.types import Metric, Metrics
 from harness.record import format as form
+from harness.record.recording import MAIN_LANE
 from harness.record.seams import missing
 from harness.results.anonymous import Scrubber
+from harness.results.counters import CounterRow
+from harness.results.importers.trainers import CROSSWALKS
 from harness.results.jsonl import check_schema, read_checked
 from harness.results.manifest import Manifest
 from harness.results.occupancy import Occupancy
 from harness.results.rows import (
+    COUNTERS,
     MOST_SECONDS,
     ROLLOUTS,
     SPANS,
     STEPS,
+    EvaluationRow,
     StepRow,
     TailRow,
     part_of,
@@ -44,8 +53,13 @@ from harness.results.writer import LOG, MANIFEST, RunFolder, timestamp
 
 NANOSECONDS = 10**9
 MOST_NS = int(MOST_SECONDS) * NANOSECONDS
+VALIDATION = "validation/"
 RESPONSE_TOKENS, ROLLOUT_COUNT, OPTIMIZER_STEPS = "tokens", "rollouts", "optimizer_steps"
 """What is counted under a name of ours: response tokens and rollouts of a step, and optimizer steps in it."""
+
+
+class NoSteps(UserError):
+    """A recording has no training step."""
 
 
 class Facts(msgspec.Struct):
@@ -53,7 +67,9 @@ class Facts(msgspec.Struct):
 
     scenario: str
     started_at: str
+    experiment: str | None = None
     arm: str | None = None
+    point: dict[str, Any] = {}
     trainer: str = ""
     block: int | None = None
     position: int | None = None
@@ -76,6 +92,11 @@ class Events:
         ended: status, error and nanoseconds of how the program ended; None where it was killed.
         last_ns: of all of them.
         seams: places in the trainer's code, and whether this version has them.
+        trainer: whose seams were met; empty where none was.
+        versions, threads: of the process that counts steps.
+        profiled: steps whose time a profiler has part in.
+        processes: by their ids, what each is.
+        counters: of a process under its lanes, or under what it is where it recorded nothing.
         damaged: lines in the middle of a file that could not be read.
     """
 
@@ -87,6 +108,12 @@ class Events:
     ended: tuple[str, str | None, int] | None = None
     last_ns: int = 0
     seams: dict[str, bool] = field(default_factory=dict)
+    trainer: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    profiled: set[int] = field(default_factory=set)
+    processes: dict[str, str] = field(default_factory=dict)
+    counters: list[CounterRow] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -113,14 +140,15 @@ def _make_run(folder: Path) -> None:
     events = _read_events(files)
     if not events.begins:
         what = f"the recording {str(folder)!r} has no training step: record.step(n) was not called"
-        raise UserError(what, str(folder), "call record.step(n) where a training step begins, and record again")
-    for name in (STEPS, SPANS, ROLLOUTS, LOG):  # of an attempt that was killed
+        raise NoSteps(what, str(folder), "call record.step(n) where a training step begins, and record again")
+    for name in (STEPS, SPANS, ROLLOUTS, COUNTERS, LOG):  # of an attempt that was killed
         (folder / name).unlink(missing_ok=True)
     began = datetime.fromisoformat(facts.started_at)
+    events.spans += _waits(events)
     rows, startup_ns = _rows(events)
     with RunFolder(folder, Scrubber.of_this_process(), lambda: began) as run:
         run.append_spans([*_startups(events, startup_ns), *sorted(events.spans, key=lambda span: span.end_ns)])
-        run.append(*rows)
+        run.append(*rows, *events.counters)
         run.log(f"recorded from {facts.trainer or 'a program of the user'}: {len(events.spans)} spans")
         if events.damaged:
             run.log(f"{events.damaged} events were damaged and are left out")
@@ -147,7 +175,8 @@ def _read_events(files: Sequence[Path]) -> Events:
     origin_ns = min(starts, default=0)
     events = Events(damaged=sum(damaged for _, damaged in by_file))
     lanes: dict[str, int] = {}
-    leader = next((own for own, _ in by_file if any(event[0] == form.STEP for event in own)), [])
+    leader = min((own for own, _ in by_file), key=_rank, default=[])
+    processes: dict[str, str] = {}
     for own, _ in by_file:
         names: dict[str, str] = {}
         for event in own:
@@ -155,7 +184,19 @@ def _read_events(files: Sequence[Path]) -> Events:
                 _take(event, events, origin_ns, names, lanes, own is leader)
                 continue
             events.damaged += 1
+        if own and own[0][0] == form.PROCESS and names:
+            processes[str(own[0][1])] = "+".join(names.values())
+    for pid, kind in events.processes.items():
+        processes.setdefault(pid, _free(kind, lanes))
+    events.counters = [structs.replace(row, source=processes.get(row.source, row.source)) for row in events.counters]
     return events
+
+
+def _rank(own: Sequence[Sequence[Any]]) -> tuple[bool, bool, Any]:
+    """Return a key by which the process that leads comes first: it counts steps, is rank 0, or was the first to."""
+    first_ns = next((event[2] for event in own if event[0] == form.STEP and len(event) > 2), None)
+    is_first = any(event[0] == form.SPAN and event[1:2] in (["learner"], ["learner/0"]) for event in own)
+    return first_ns is None, not is_first, first_ns if isinstance(first_ns, int) else 0
 
 
 def _lines(file: Path) -> tuple[list[list[Any]], int]:
@@ -198,6 +239,9 @@ def _take(
             if span.end_ns < span.start_ns:
                 raise ValueError("it ends before it begins")
             events.spans.append(span)
+        case form.PROGRAM if leads:
+            events.versions = {str(package): str(version) for package, version in event[1].items()}
+            events.threads = None if event[2] is None else int(event[2])
         case form.STEP if leads:
             events.begins.setdefault(int(event[1]), at(event[2]))
         case form.END_OF_STEP if leads:
@@ -209,6 +253,14 @@ def _take(
             events.metrics[int(event[1])] |= {name: float(value) for name, value in event[2].items()}
         case form.SEAM:
             events.seams[str(event[2])] = bool(event[3]) or events.seams.get(str(event[2]), False)
+            events.trainer = str(event[1]) if event[3] else events.trainer
+        case form.PROFILED if leads:
+            events.profiled.add(int(event[1]))
+        case form.PROCESS:
+            events.processes[str(event[1])] = str(event[2])[: form.MOST_NAME] or "unnamed"
+        case form.COUNTERS:
+            row = dict(zip(("at_ns", "source", "values", "missing"), event[1:], strict=True))
+            events.counters.append(msgspec.convert(row | {"at_ns": int(row["at_ns"]) - origin_ns}, CounterRow))
         case form.END:
             events.ended = str(event[1]), None if event[2] is None else str(event[2]), at(event[3])
 
@@ -222,19 +274,41 @@ def _free(lane: str, lanes: dict[str, int]) -> str:
 # ---- rows
 
 
-def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
+def _waits(events: Events) -> Iterator[Span]:
+    """Yield the waits of the loop's lane: what is not recorded of it while another part works.
+
+    No recording tells what a loop waits for. A rank works beside it, and is no other part.
+    """
+    loop = [(span.start_ns, span.end_ns) for span in events.spans if span.lane == MAIN_LANE]
+    others = [(span.start_ns, span.end_ns) for span in events.spans if part_of(span.lane) != MAIN_LANE]
+    if not loop or not others:
+        return
+    steps = sorted(events.begins)
+    begins = [events.begins[step] for step in steps]
+    edges = [(begins[0], begins[0]), *(each for each in merge(loop) if each[1] > begins[0]), (events.last_ns,) * 2]
+    idle = [(before[1], after[0]) for before, after in pairwise(edges)]
+    for start_ns, end_ns in both(others, [each for each in idle if each[0] < each[1]]):
+        step = steps[max(0, bisect_right(begins, start_ns) - 1)]
+        yield Span(MAIN_LANE, Stage.WAIT_FOR_BATCH, start_ns, end_ns, step, -1)
+
+
+def _rows(events: Events) -> tuple[list[StepRow | EvaluationRow | TailRow], int]:
     """Return a row for each training step and one for what came after them, and when the first step began.
 
     A row reaches from the end of the one before to the end of its step: where the caller said so, else where the next
-    step begins, and for the last one where the program ended, or its last event.
+    step begins, and for the last one where the program ended, or its last event. What follows a last step with an end
+    of its own reaches to the last span: how long a program takes to leave is no part of training.
     """
     steps = sorted(events.begins)
     end_ns = max(events.last_ns, 0 if events.ended is None else events.ended[2])
+    if steps[-1] in events.ends:
+        end_ns = max(events.ends[steps[-1]], *(span.end_ns for span in events.spans), 0)
     begins = [events.begins[step] for step in steps]
     ends = [events.ends.get(step, after) for step, after in zip(steps, [*begins[1:], end_ns], strict=True)]
     edges = np.maximum.accumulate([begins[0], *ends, end_ns])
     lanes = Occupancy.of(events.spans, np.stack((edges[:-1], edges[1:]), axis=1)).lanes_by_window()
-    rows = list[StepRow | TailRow]()
+    logged = _Logged.of(events)
+    rows = list[StepRow | EvaluationRow | TailRow](_evaluated(logged, form.NO_STEP, 0.0))
     for place, step in enumerate(steps):
         wall_s = (edges[place + 1] - edges[place]) / NANOSECONDS
         counts = events.counts.get(step, {})
@@ -244,21 +318,50 @@ def _rows(events: Events) -> tuple[list[StepRow | TailRow], int]:
                 version=step + 1,
                 wall_s=wall_s,
                 elapsed_s=(edges[place + 1] - edges[0]) / NANOSECONDS,
+                profiled=step in events.profiled,
                 optimizer_steps=int(counts.get(OPTIMIZER_STEPS, 1)),
                 lanes=lanes[place],
                 stages_s=sum_stages(lanes[place]),
-                metrics=store_metrics(_metrics(counts, events.metrics.get(step, {}), wall_s)),
+                metrics=store_metrics(_metrics(counts, logged.training.get(step, {}), wall_s)),
             )
         )
+        rows += _evaluated(logged, step, (edges[place + 1] - edges[0]) / NANOSECONDS)
     if events.ended is not None:
         tail_s, elapsed_s = (edges[-1] - edges[-2]) / NANOSECONDS, (edges[-1] - edges[0]) / NANOSECONDS
         rows.append(TailRow(wall_s=tail_s, elapsed_s=elapsed_s, lanes=lanes[-1]))
     return rows, int(edges[0])
 
 
-def _metrics(counts: Mapping[str, float], values: Mapping[str, float], wall_s: float) -> Metrics:
+@dataclass
+class _Logged:
+    """What was logged at each step, of training and of evaluations, under our names where the trainer's are known."""
+
+    training: dict[int, dict[str, Metric]] = field(default_factory=dict)
+    evaluation: dict[int, dict[str, Metric]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, events: Events) -> _Logged:
+        logged, crosswalk = cls(), CROSSWALKS.get(events.trainer)
+        for step, values in events.metrics.items():
+            if crosswalk is None:
+                logged.training[step] = {name: Metric(value) for name, value in values.items()}
+                continue
+            renamed = crosswalk.renamed(values)
+            is_evaluated = {name: name.startswith(VALIDATION) or not crosswalk.is_training(name) for name in renamed}
+            logged.training[step] = {name: metric for name, metric in renamed.items() if not is_evaluated[name]}
+            logged.evaluation[step] = {name: metric for name, metric in renamed.items() if name.startswith(VALIDATION)}
+        return logged
+
+
+def _evaluated(logged: _Logged, step: int, elapsed_s: float) -> Iterator[EvaluationRow]:
+    """Yield the evaluation after a step, or before the first one, where there was one."""
+    if metrics := logged.evaluation.get(step):
+        yield EvaluationRow(version=step + 1, step=step + 1, elapsed_s=elapsed_s, metrics=store_metrics(metrics))
+
+
+def _metrics(counts: Mapping[str, float], logged: Metrics, wall_s: float) -> Metrics:
     """Return the metrics of a step: tokens and rollouts under our names, and what else was counted or told."""
-    found = {name: Metric(value) for name, value in values.items()}
+    found = dict(logged)
     tokens, rollouts = counts.get(RESPONSE_TOKENS), counts.get(ROLLOUT_COUNT)
     if tokens is not None:
         found["response_tokens"] = Metric(tokens, "sum")
@@ -273,7 +376,7 @@ def _metrics(counts: Mapping[str, float], values: Mapping[str, float], wall_s: f
 def _startups(events: Events, startup_ns: int) -> Iterator[Span]:
     """Before the first step, each lane of the loop started up."""
     for lane in dict.fromkeys(span.lane for span in events.spans):
-        if part_of(lane) == lane and startup_ns > 0:
+        if startup_ns > 0:
             yield Span(lane, Stage.STARTUP, 0, startup_ns, form.NO_STEP, -1)
 
 
@@ -283,8 +386,9 @@ def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
     machine = {key: facts.machine.get(key) for key in ("cpu", "cores", "memory_gib")}
     return Manifest(
         scenario=facts.scenario,
-        experiment=began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
+        experiment=facts.experiment or began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
         arm=facts.arm,
+        point=facts.point,
         block=facts.block,
         position=facts.position,
         seed=facts.seed,
@@ -294,8 +398,14 @@ def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
         startup_s=round(startup_ns / NANOSECONDS, 3),
         status=status,
         error=error,
-        versions=facts.versions,
-        machine=facts.machine | {"fingerprint": fingerprint(machine)},
-        threads=facts.threads,
-        outcome={"recorded": {"trainer": facts.trainer, "arguments": facts.arguments, "damaged": events.damaged}},
+        versions=dict(events.versions or facts.versions),
+        machine={"fingerprint": fingerprint(machine)} | facts.machine,
+        threads=events.threads or facts.threads,
+        outcome={
+            "recorded": {
+                "trainer": facts.trainer or events.trainer,
+                "arguments": facts.arguments,
+                "damaged": events.damaged,
+            }
+        },
     )

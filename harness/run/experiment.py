@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,8 +32,9 @@ from harness.run.factory import PartsFactory
 from harness.run.inputs import InputsNow
 from harness.run.interleaving import Group, groups_of, points_of
 from harness.run.parts import Build
-from harness.run.points import Continuation, Point, survey
+from harness.run.points import Continuation, Point, Resume, survey
 from harness.run.preflight import check_before_start
+from harness.run.recorded import CommandRuns
 from harness.run.session import Experiment
 from harness.run.standing import say_changes, standing, what_failed
 from harness.scenario.axes import Variant, expand
@@ -159,7 +160,7 @@ class _Command:
                 else:
                     engine.run()
             except (KeyboardInterrupt, Interrupted):
-                where = f"what was measured so far is in {made.folder}{how_to_go_on(made.folder)}"
+                where = f"what was measured so far is in {made.folder}{how_to_go_on(made.folder, scenario)}"
                 raise Interrupted(where if made.folder else NOTHING_YET) from None
         if made.folder is not None:
             try:
@@ -168,7 +169,7 @@ class _Command:
                     print_list(Output(), "Verdict", headlines)
             except UserError as error:
                 engine.failures.append(("showing the results", error))
-        _raise_first(engine.failures, made.folder)
+        _raise_first(engine.failures, made.folder, scenario)
         return 0
 
     def sweep(self, tries: Tries, folder: Path | None) -> int:
@@ -247,14 +248,29 @@ class _Command:
     @contextmanager
     def _runs(self, groups: Sequence[Group], made: Experiment) -> Iterator[Runs]:
         """Have what makes the runs of a group, and all that it starts ended at the end."""
-        with PartsFactory([[each.scenario for each in group.variants] for group in groups]) as factory:
+        own = [[each.scenario for each in group.variants if not each.scenario.command] for group in groups]
+        with PartsFactory(list(filter(None, own))) as factory:
             if self.scenario.transport_sweep is None:
                 quiet = self.quiet or self.amount == "everything"
-                yield ArmRunner(made, self.build or factory, self.console, quiet)
+                arms = ArmRunner(made, self.build or factory, self.console, quiet)
+                yield _EachAsItIs(arms, CommandRuns(made, self.console, quiet))
                 return
             from harness.run.transport_sweep import TransportSweeps
 
             yield TransportSweeps(made, factory.session, self.console, self.quiet)
+
+
+@dataclass(frozen=True)
+class _EachAsItIs:
+    """Makes the runs of the harness' own loop, and those of programs."""
+
+    own: Runs
+    programs: Runs
+
+    def run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> Failures:
+        """Make the runs of a group; see ``Runs``."""
+        runs = self.programs if group.variants[0].scenario.command else self.own
+        return runs.run(group, resumes, place)
 
 
 def go_on_with(
@@ -298,14 +314,19 @@ def variants_of(scenario: Scenario) -> list[Variant]:
     return [replace(variant, name=variant.name or ALONE) for variant in expand(scenario)]
 
 
-def how_to_go_on(folder: Path | None) -> str:
-    """Return the line that says how an experiment goes on; empty where its one run has no checkpoint."""
+def how_to_go_on(folder: Path | None, scenario: Scenario) -> str:
+    """Return the line that says how an experiment goes on; empty where its one run has no checkpoint.
+
+    One of programs is named again, since no path of a command is written down whole.
+    """
     if folder is None or not (is_of_several(folder) or (folder / CHECKPOINTS / LATEST).exists()):
         return ""
+    if any(variant.scenario.command for variant in expand(scenario)):
+        return f"\n  to go on: the same command with --resume {shlex.quote(str(folder))}"
     return f"\n  to go on: python -m harness run --resume {shlex.quote(str(folder))}"
 
 
-def _raise_first(failures: Failures, folder: Path | None) -> None:
+def _raise_first(failures: Failures, folder: Path | None, scenario: Scenario) -> None:
     if not failures:
         return
     label, error = failures[0]
@@ -314,4 +335,6 @@ def _raise_first(failures: Failures, folder: Path | None) -> None:
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
-    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}{how_to_go_on(folder)}") from error
+    raise RunStopped(
+        f"{label} stopped{others}: {error}\n  results: {folder}{how_to_go_on(folder, scenario)}"
+    ) from error

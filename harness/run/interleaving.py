@@ -33,7 +33,9 @@ def interleaving_of(variants: Sequence[Variant]) -> str | None:
     if asked != "auto":
         return asked
     scenarios = [variant.scenario for variant in variants]
-    by_step = all(scenario.is_synchronous and scenario.checkpoint.every is None for scenario in scenarios)
+    by_step = all(
+        scenario.is_synchronous and scenario.checkpoint.every is None and not scenario.command for scenario in scenarios
+    )
     return "step" if by_step else "run"
 
 

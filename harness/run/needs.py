@@ -63,6 +63,8 @@ def needs_of(
         gpus: counts this machine's, by default as its driver does.
         cores: counts its CPUs.
     """
+    if scenario.command:
+        return [_program(scenario.command[0])]
     torch = [Need("torch", "torch is not installed", how_to_install("train"))] if find("torch") is None else []
     few_cpus = [need for need in [cpus_needed(scenario, cores())] if need.missing]
     wants_gpu = scenario.uses_gpu(has_gpu=False)
@@ -238,6 +240,11 @@ def packages_needed(scenario: Scenario, find: Find = find_spec) -> list[Need]:
         needs += compiler_needed(scenario)
     needs += [_package(name, "trackers", name, "", find) for name in ("wandb", "mlflow") if name in trackers]
     return needs
+
+
+def _program(name: str) -> Need:
+    missing = "" if shutil.which(name) is not None else f"there is no program {name}"
+    return Need(f"program {name}", missing, "install it, or name another in command", "command")
 
 
 def _package(name: str, place: str, value: str, instead: str, find: Find) -> Need:

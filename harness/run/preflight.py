@@ -22,7 +22,7 @@ from harness.run.interleaving import interleaving_of
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.memory.shape import shape_for
-from harness.run.needs import check, gpus_needed
+from harness.run.needs import check, gpus_needed, needs_of
 from harness.run.plugins import check_plugins
 from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
@@ -51,6 +51,11 @@ def check_before_start(
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
+    for variant in (variant for variants in points for variant in variants if variant.scenario.command):
+        check(needs_of(variant.scenario))
+    points = [
+        each for each in ([item for item in variants if not item.scenario.command] for variants in points) if each
+    ]
     scenarios = [variant.scenario for variants in points for variant in variants]
     check_gpu_is_found(scenarios, nvml=nvml)
     free = free or free_memory(nvml)

@@ -27,6 +27,7 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, main_memory_peak, own_peak, with_children
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.probes.run_probes import RunProbes
+from harness.record.recording import RecordingError, begin_folder
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, held, write_plan
@@ -45,6 +46,7 @@ from harness.run.points import Resume
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
+from harness.settings.command import SCENARIO_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,37 @@ class Experiment:
             self.folder = self.folder if experiment.exists() else None
             raise
         return folder
+
+    def begin_recording(self, variant: Variant) -> Path:
+        """Begin the recording of an arm that is a program, and return its folder.
+
+        The settings are written beside it where the program is started with the file of them.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        made, experiment = self._make_folder(variant)
+        made.discard()
+        try:
+            begin_folder(
+                made.folder.absolute(),
+                variant.scenario.command,
+                scenario=self._scenario_name,
+                experiment=experiment.name,
+                arm=variant.arm,
+                point=variant.point,
+                block=variant.block,
+                position=variant.position,
+                seed=variant.scenario.seed,
+                machine=self._machine,
+            )
+            if self._plan.runs and not (experiment / EXPERIMENT).exists():
+                self._begin(experiment)
+            if any(SCENARIO_FILE in word for word in variant.scenario.command):
+                made.write_scenario(resolved_yaml(variant.scenario))
+        except RecordingError as error:
+            raise UserError(str(error), str(made.folder), "choose another folder with --out DIR") from error
+        return made.folder.absolute()
 
     def _reopen_folder(
         self, resume: Resume, variant: Variant, startup_s: float, inputs: Mapping[str, Input] = MappingProxyType({})

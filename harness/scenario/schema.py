@@ -24,6 +24,7 @@ from harness.settings.base import (
     Settings,
 )
 from harness.settings.checkpoint import CheckpointSettings
+from harness.settings.command import Command
 from harness.settings.engine import EngineSettings, NativeEngineSettings
 from harness.settings.faults import FaultSettings
 from harness.settings.learner import LearnerSettings
@@ -112,6 +113,9 @@ class Scenario(Settings):
     """Where the parts run."""
     transport: TransportSettings = InProcessTransportSettings()
     """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
+    command: Command = ()
+    """A program that is run and recorded in place of the harness' own loop, word by word; `{seed}` in a word is the
+    run's seed, `{scenario}` the file of its settings. Other settings bind it only as far as it reads them there."""
     faults: FaultSettings = FaultSettings()
     """What to do when a part dies or hangs, and faults for tests."""
     transport_sweep: TransportSweepSettings | None = None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from harness.core.trace import Stage
 from harness.settings.base import AtLeast0, Positive, Seconds, SecondsOr0, Settings
 
-DelayedStage = Literal[
-    "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
-    "weight_publish", "weight_transfer", "weight_load", "weight_verify", "evaluate", "checkpoint",
-    "checkpoint_write", "save_policy", "offload", "onload",
-]  # fmt: skip
+if TYPE_CHECKING:
+    DelayedStage = str
+else:
+    DelayedStage = Literal[tuple(stage.value for stage in Stage if not stage.is_wait and stage is not Stage.STARTUP)]
 
 
 class SlowRank(Settings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,29 +34,38 @@ class InProcessTransportSettings(Settings):
 
 
 class ActorTransportSettings(Settings):
-    """What every transport between Ray actors has."""
+    """What every transport between Ray actors has.
 
+    Attributes:
+        one_host: whether it works within one host only; each class says so where it begins.
+    """
+
+    one_host: ClassVar[bool]
     verify: bool = True
     """Compare a checksum of what the engine loaded from with the published one at each sync; else the run stops."""
     dtype: Literal["trained", "engine"] = "trained"
     """Weights travel in the type in which they are trained, or in engine.precision: half the bytes for bfloat16."""
 
+    def __init_subclass__(cls, *, one_host: bool, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.one_host = one_host
 
-class ObjectStoreTransportSettings(ActorTransportSettings):
+
+class ObjectStoreTransportSettings(ActorTransportSettings, one_host=False):
     """Ray's object store, given the plain state_dict of torch tensors: what Ray does by default."""
 
     type: Literal["object_store"] = "object_store"
     """Ray's object store with torch tensors, which Ray copies through its serialiser."""
 
 
-class ObjectStoreNumpyTransportSettings(ActorTransportSettings):
+class ObjectStoreNumpyTransportSettings(ActorTransportSettings, one_host=False):
     """Ray's object store, given numpy arrays, which it stores and maps without further copies."""
 
     type: Literal["object_store_numpy"] = "object_store_numpy"
     """Ray's object store with numpy arrays: much faster than with torch tensors."""
 
 
-class NixlTransportSettings(ActorTransportSettings):
+class NixlTransportSettings(ActorTransportSettings, one_host=False):
     """Ray Direct Transport over NIXL (UCX)."""
 
     type: Literal["nixl"] = "nixl"
@@ -65,35 +74,35 @@ class NixlTransportSettings(ActorTransportSettings):
     """Pause of NIXL's progress thread between two polls; 0 polls without a pause and takes a whole core."""
 
 
-class GlooTransportSettings(ActorTransportSettings):
+class GlooTransportSettings(ActorTransportSettings, one_host=False):
     """Ray Direct Transport over gloo."""
 
     type: Literal["gloo"] = "gloo"
     """Ray Direct Transport over gloo: send and receive between CPUs."""
 
 
-class NcclTransportSettings(ActorTransportSettings):
+class NcclTransportSettings(ActorTransportSettings, one_host=False):
     """Ray Direct Transport over NCCL."""
 
     type: Literal["nccl"] = "nccl"
     """Ray Direct Transport over NCCL: send and receive between GPUs."""
 
 
-class BroadcastTransportSettings(ActorTransportSettings):
+class BroadcastTransportSettings(ActorTransportSettings, one_host=False):
     """One broadcast from the Learner to all Generators, in a process group of their own."""
 
     type: Literal["broadcast"] = "broadcast"
     """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
 
 
-class CudaIpcTransportSettings(ActorTransportSettings):
+class CudaIpcTransportSettings(ActorTransportSettings, one_host=True):
     """Ray Direct Transport over CUDA IPC."""
 
     type: Literal["cuda_ipc"] = "cuda_ipc"
     """Ray Direct Transport over CUDA IPC: actors on one GPU share its memory."""
 
 
-class DiskTransportSettings(ActorTransportSettings):
+class DiskTransportSettings(ActorTransportSettings, one_host=False):
     """A safetensors file."""
 
     type: Literal["disk"] = "disk"
@@ -102,14 +111,14 @@ class DiskTransportSettings(ActorTransportSettings):
     """Folder of the files; null: a temporary one. Several nodes need one that all of them see."""
 
 
-class SharedMemoryTransportSettings(ActorTransportSettings):
+class SharedMemoryTransportSettings(ActorTransportSettings, one_host=True):
     """Memory that the processes of one host share."""
 
     type: Literal["shared_memory"] = "shared_memory"
     """One copy in shared memory, from which every Generator on the host loads."""
 
 
-class PluginTransportSettings(ActorTransportSettings):
+class PluginTransportSettings(ActorTransportSettings, one_host=False):
     """A transport of your own, see docs/extending.md."""
 
     type: PluginName

@@ -96,7 +96,11 @@ def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
     if scenario.transport_sweep is not None:
         what = f"{scenario.name} measures weight syncs alone, and there is no training to simulate"
         raise UserError(what, "transport_sweep", "take a scenario that trains")
-    variants = [variant for variant in expand(scenario) if arm is None or variant.arm == arm]
+    every = expand(scenario)
+    variants = [each for each in every if (arm is None or each.arm == arm) and not each.scenario.command]
+    if not variants and any(each.arm == arm or arm is None for each in every):
+        what = "a command is recorded, and what it would do elsewhere is not known here"
+        raise UserError(what, "command", "simulate an arm of the harness' own loop, or --from a recording of it")
     moving = [variant for variant in variants if offloaded(variant.scenario)]
     if moving:
         what = f"learner.offload moves {', '.join(sorted(offloaded(moving[0].scenario)))}, and no profile prices that"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -28,6 +28,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Purpose
 from harness.results import BatchRow, Run, ShardRow, find_run_folders, lane_kind, load_run, read_manifest
 from harness.results.occupancy import loop_window, part_spans
+from harness.results.rows import SPANS
 from harness.results.writer import SCENARIO
 from harness.scenario.axes import check_variant
 from harness.scenario.problems import as_user_error
@@ -67,6 +68,7 @@ _WORK = dict.fromkeys(OF_A_BATCH, Work.UPDATE) | {
     Stage.WEIGHT_LOAD: Work.LOAD,
     **{stage: Work(stage) for stage in Stage if stage.value in list(Work)},
 }
+"""What a part is asked for when it goes through a stage; those that are not here are part of the call beside them."""
 _ONE_SPAN = (Work.GENERATE, Work.SCORE, Work.EVALUATE, Work.SAVE_POLICY)
 _BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER, Stage.WAIT_FOR_RANKS)
 
@@ -296,25 +298,59 @@ def _calls(lane: str, spans: Iterable[Span]) -> Iterator[RecordedCall]:
     """Yield the calls of a lane, without their ways: spans of one kind of work and step that follow each other.
 
     One ends after its only span, or where the loop waited in between. Loads may lie within others.
+
+    Raises:
+        UserError: nothing that the lane did is known.
     """
     spans = list(spans)
     waits = sorted(s.start_ns for s in spans if s.stage.is_wait and s.stage not in _BETWEEN)
-    tracks: dict[bool, list[tuple[Work, Span]]] = defaultdict(list)
-    for span in filter(_is_work, spans):
-        verifies = Work.PUBLISH if lane == "learner" else Work.LOAD
-        work = verifies if span.stage is Stage.WEIGHT_VERIFY else _WORK[span.stage]
-        tracks[work is Work.LOAD].append((work, span))
+
+    def waited(before: Span, after: Span) -> bool:
+        return bisect_left(waits, before.end_ns) != bisect_left(waits, after.start_ns)
+
+    tracks: dict[bool, list[tuple[Work, int, Span]]] = defaultdict(list)
+    for work, key, span in _asked_for(lane, filter(_is_work, spans), waited):
+        tracks[work is Work.LOAD].append((work, key, span))
     for track in tracks.values():
-        for (work, key), members in groupby(track, lambda each: (each[0], each[1].step)):
-            own = [span for _, span in members]
+        for (work, key), members in groupby(track, lambda each: each[:2]):
+            own = [span for *_, span in members]
             body = own[:1]
             for before, after in pairwise(own):
-                waited = bisect_left(waits, before.end_ns) != bisect_left(waits, after.start_ns)
-                if waited or work in _ONE_SPAN:
+                is_whole = after.stage in _WORK and any(each.stage in _WORK for each in body)
+                if waited(before, after) or (work in _ONE_SPAN and is_whole):
                     yield RecordedCall(lane, work, key, tuple(_stages(body)))
                     body = []
                 body.append(after)
             yield RecordedCall(lane, work, key, tuple(_stages(body)))
+
+
+def _asked_for(
+    lane: str, spans: Iterable[Span], waited: Callable[[Span, Span], bool]
+) -> Iterator[tuple[Work, int, Span]]:
+    """Yield each span of a lane with the work and the step of its call.
+
+    A stage that is not in ``_WORK``, as memory that is moved or one of another version, is part of the call before it;
+    after a wait, of the one that follows.
+    """
+    call: tuple[Work, int] | None = None
+    beginning: list[Span] = []
+    for span in spans:
+        work = _WORK.get(span.stage)
+        if span.stage is Stage.WEIGHT_VERIFY:
+            work = Work.PUBLISH if lane == "learner" else Work.LOAD
+        if work is not None:
+            call, asked = (work, span.step), span
+            yield from ((*call, each) for each in (*beginning, span))
+            beginning.clear()
+        elif call is not None and not waited(asked, span):
+            yield *call, span
+        else:
+            beginning.append(span)
+    if beginning and call is None:
+        what = f"{lane} is never in a stage that the loop asks for, but in {beginning[0].stage.value}"
+        raise UserError(what, SPANS, "name another run")
+    if call is not None:
+        yield from ((*call, each) for each in beginning)
 
 
 def _stages(spans: Sequence[Span]) -> Iterator[RecordedStage]:

@@ -8,7 +8,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from harness.core.trace import HookedTracer, NullTracer, Stage
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe
-from harness.probes.nvtx_ranges import NvtxRanges
+from harness.probes.nvtx_ranges import NvtxSpans
 from harness.probes.sampler import Sampler
 from harness.probes.sampler_process import SamplerProcess
 from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml
@@ -21,7 +21,7 @@ LANES = {"learner": os.getpid(), "generator": os.getppid(), "scorer": 1}
 def test_1000_spans_marked_as_ranges(benchmark: BenchmarkFixture) -> None:
     """On the recording domain: the wrapper's own cost and more. With no tool listening there is no wrapper at all."""
     domain = FakeDomain()
-    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
+    tracer = HookedTracer(NullTracer(), NvtxSpans(domain))
 
     def mark() -> int:
         domain.events.clear()

@@ -13,8 +13,9 @@ import ray
 
 from harness.testing import TransportContract
 from harness.testing.transport import Moved
+from harness.transports.catalogue import TRANSPORTS
 
-VARIANTS = ("object_store", "object_store_numpy", "nixl", "gloo", "broadcast", "disk", "shared_memory")
+VARIANTS = tuple(name for name, kind in TRANSPORTS.items() if not kind.needs_gpu)
 REUSING = ("nixl", "gloo", "broadcast", "shared_memory")
 
 

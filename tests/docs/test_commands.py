@@ -30,6 +30,8 @@ STAND_INS = {
     "a.jsonl": "tests/data/importers/verl_colocated.jsonl",
     "b.jsonl": "tests/data/importers/verl_split.jsonl",
     "checkpoints/trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
+    "kineto.json.gz": "tests/data/traces/torch.json",
+    "timeline.json": "tests/data/traces/ray.json",
     "trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
 }
 """Files that the reader has, and what of ours stands in for them; None where nothing does."""

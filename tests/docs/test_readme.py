@@ -2,14 +2,17 @@
 
 import re
 import subprocess
+from typing import get_args
 
 import yaml
 
 from harness.core.trace import Stage
+from harness.results.occupancy import NEAREST_FIRST
 from harness.scenario.axes import expand
 from harness.scenario.keys import dotted_keys
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from harness.settings.transport import TransportName
 from tests.docs.pages import ROOT, blocks
 
 DOCS = ROOT / "docs"
@@ -31,6 +34,22 @@ def test_every_stage_is_explained_once():
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row)]
     assert [named.count(stage.value) for stage in Stage] == [1] * len(Stage)
+
+
+def test_every_transport_is_explained_once():
+    page = (DOCS / "distributed.md").read_text(encoding="utf-8")
+    table = page.partition("| `transport.type` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(get_args(TransportName))
+
+
+def test_the_order_of_the_critical_path_is_the_tables():
+    """The page names the weight stages by the first and the last of them."""
+    page = (DOCS / "report.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"nearest to the next\s+batch: (.*?)\.\n", page, flags=re.DOTALL)
+    named = re.findall(r"`([a-z_]+)`", told)
+    weights = [stage.value for stage in NEAREST_FIRST if stage.value.startswith("weight_")]
+    assert named == [stage.value for stage in NEAREST_FIRST if stage.value not in weights[1:-1]]
 
 
 def test_what_runs_in_ci_is_what_contributors_are_told_to_run():

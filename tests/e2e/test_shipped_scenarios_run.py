@@ -34,6 +34,8 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
     scenario = load_scenario(str(path))
     if scenario.transport_sweep is not None:
         return  # it trains nothing, and has real tests in test_actors.py
+    if any(variant.scenario.command for variant in expand(scenario)):
+        return  # programs are tested in tests/run/test_recorded.py
     fewer = ["blocks=2", "stop_at_half_width=null"] if scenario.blocks > 1 else []  # however steady this machine is
     if len(expand(load_scenario(str(path), fewer))) > 8:  # every combination once, few steps
         fewer = ["blocks=1", "stop_at_half_width=null", "steps=2"] if fewer else ["sweep.seed=[0]", "steps=2"]

@@ -1,6 +1,7 @@
 """The Learner's loss: its figures, its gradients, and poison outside the mask; its values are in scalar_loops."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from harness.core.errors import UserError
 from harness.core.types import Metric
 from harness.grpo.aggregate import loss_denominator
 from harness.grpo.loss import surrogate_loss
+from harness.grpo.policy_gradient import LOSSES
 from harness.grpo.tally import to_metrics
 from harness.grpo.tokens import TokenBatch
-from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
+from harness.settings.loss import WITH_RATIO, ImportanceSettings, KlSettings, LossSettings
 
 MASK = torch.tensor([[True, True], [True, False]])
 WEIGHTS = loss_denominator(MASK, "token_mean").token_weights(MASK)  # 1/3 each
@@ -76,10 +78,7 @@ def test_only_the_current_log_probs_get_a_gradient():
 @given(
     seed=st.integers(0, 10_000),
     poison=st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 0.0]),
-    loss_type=st.sampled_from(
-        [("no_baseline", "token"), ("reinforce_with_baseline", "token")]
-        + [(name, level) for name in ("grpo_clip", "unclipped", "cispo") for level in ("token", "sequence")]
-    ),
+    loss_type=st.sampled_from([*product(LOSSES, ["token"]), *product(WITH_RATIO, ["sequence"])]),
     weighted=st.booleans(),
     estimator=st.sampled_from(["k1", "k2", "k3"]),
     importance=st.sampled_from(

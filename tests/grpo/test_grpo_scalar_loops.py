@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from harness.grpo.advantages import DELTAS, deltas_per_group, group_deltas
 from harness.grpo.aggregate import loss_denominator, prompt_tokens
 from harness.grpo.loss import surrogate_loss
+from harness.grpo.policy_gradient import LOSSES, NAIVE
 from harness.grpo.tokens import TokenBatch
-from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
+from harness.settings.loss import WITH_RATIO, ImportanceSettings, KlSettings, LossSettings
 
 NAN = math.nan
 ROWS, WIDTH = 4, 5
 LENGTHS = (5, 3, 1, 0)
 PROMPTS = (0, 1, 0, 1)
-LOSSES = [("no_baseline", "token"), ("naive", "token")]
-LOSSES += product(("unclipped", "grpo_clip", "cispo"), ("token", "sequence"))
+LOSSES_AND_LEVELS = [*product(LOSSES, ["token"]), *product(WITH_RATIO, ["sequence"])]
 IMPORTANCE = [
     ImportanceSettings(mode="off"),
     ImportanceSettings(mode="tis"),
@@ -69,8 +69,10 @@ def importance_weight(option, row, token, case):
             return min(ratio, cap)
         case "icepop":
             return ratio if floor <= ratio <= cap else 0.0
-        case _:
+        case "seq-mask-tis":
             return ratio if floor <= math.exp(sum(gaps) / len(gaps)) <= cap else 0.0
+        case other:
+            raise AssertionError(f"there are no loops for {other}")
 
 
 def token_loss(options, row, token, current, case):
@@ -88,7 +90,7 @@ def token_loss(options, row, token, current, case):
     match options.type:
         case "no_baseline":
             loss = -case.rewards[row, 0].item() * current[token]
-        case "naive":
+        case "naive" | "reinforce_with_baseline":
             loss = -advantage * current[token]
         case "unclipped":
             loss = -ratio * advantage
@@ -97,8 +99,10 @@ def token_loss(options, row, token, current, case):
             if options.dual_clip is not None and advantage < 0:
                 objective = max(objective, options.dual_clip * advantage)
             loss = -objective
-        case _:
+        case "cispo":
             loss = -min(max(held, 1 - low), 1 + high) * advantage * current[token]
+        case other:
+            raise AssertionError(f"there are no loops for {other}")
     loss *= importance_weight(options.importance, row, token, case)
     gap = current[token] - case.rows["reference"][row][token]
     kl = {"k1": gap, "k2": gap * gap / 2, "k3": math.exp(-gap) - 1 + gap}[options.kl.estimator]
@@ -133,9 +137,14 @@ def derivative(options, aggregation, row, token, case, step=1e-5):
     return (values[0] - values[1]) / (2 * step)
 
 
+def test_each_loss_is_naive_or_has_a_ratio():
+    assert {*NAIVE} | {*WITH_RATIO} == {*LOSSES}
+    assert not {*NAIVE} & {*WITH_RATIO}
+
+
 @pytest.mark.parametrize(
     ("loss_type", "level", "aggregation"),  # of which the loss knows the weights alone
-    [(*loss, "prompt_mean") for loss in LOSSES]
+    [(*loss, "prompt_mean") for loss in LOSSES_AND_LEVELS]
     + [("grpo_clip", "token", name) for name in ("sequence_mean", "sequence_sum", "token_mean", "constant")],
 )
 def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, aggregation):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, Span, SpanContext, Stage
-from harness.probes.nvtx_ranges import NvtxRanges, category, open_domain
+from harness.probes.nvtx_ranges import NvtxSpans
+from harness.record.nvtx_ranges import category, open_domain
 from tests.stand_ins.fake_nvtx import FakeDomain
 
 # A tool that listens, by the interface of nvToolsExt.h (NVTX 3, https://github.com/NVIDIA/NVTX). It takes the table of
@@ -41,11 +42,12 @@ int InitializeInjectionNvtx2(const void* (*export_table)(uint32_t)) {
 # its is enabled.
 OLDER = LISTENER + "int InitializeInjectionNvtxExtension(void* module) { return 0; }\n"
 USE = """
-from harness.probes.nvtx_ranges import NvtxRanges, open_domain
+from harness.probes.nvtx_ranges import NvtxSpans
+from harness.record.nvtx_ranges import open_domain
 from harness.core.trace import HookedTracer, NullTracer, Stage
 domain, reason = open_domain()
 print(reason)
-tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
+tracer = HookedTracer(NullTracer(), NvtxSpans(domain))
 with tracer.span("learner", Stage.UPDATE, 3):
     with tracer.span("learner", Stage.WAIT_FOR_BATCH, 4):
         pass
@@ -58,7 +60,7 @@ def events(domain: FakeDomain) -> list[tuple[str, int]]:
 
 def test_a_range_has_the_stages_name_its_category_and_the_step() -> None:
     domain = FakeDomain()
-    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
+    tracer = HookedTracer(NullTracer(), NvtxSpans(domain))
     for step in (7, 8):
         with tracer.span("learner", Stage.UPDATE, step, 3):
             pass
@@ -68,9 +70,9 @@ def test_a_range_has_the_stages_name_its_category_and_the_step() -> None:
 
 
 def test_stages_and_waits_have_their_own_categories() -> None:
-    assert category(Stage.OLD_LOGPROBS) == "stage/old_logprobs"
-    assert category(Stage.WAIT_FOR_WEIGHTS) == "wait/weights"
-    assert len({category(stage) for stage in Stage}) == len(Stage)
+    assert category(Stage.OLD_LOGPROBS.value) == "stage/old_logprobs"
+    assert category(Stage.WAIT_FOR_WEIGHTS.value) == "wait/weights"
+    assert len({category(stage.value) for stage in Stage}) == len(Stage)
 
 
 def test_the_range_encloses_the_span_that_is_recorded() -> None:
@@ -82,7 +84,7 @@ def test_the_range_encloses_the_span_that_is_recorded() -> None:
         return next(times)
 
     recorder = RecordingTracer(clock_ns)
-    with HookedTracer(recorder, NvtxRanges(domain)).span("learner", Stage.UPDATE, 0, 1):
+    with HookedTracer(recorder, NvtxSpans(domain)).span("learner", Stage.UPDATE, 0, 1):
         pass
     assert recorder.drain() == [Span("learner", Stage.UPDATE, 10, 20, 0, 1)]
     assert log == ["clock after 1 events", "clock after 1 events"]
@@ -108,7 +110,7 @@ class Broken:
 def test_whatever_fails_leaves_no_range_open() -> None:
     for tracer, error in ((Broken("start"), OSError), (Broken("end"), OSError), (NullTracer(), ZeroDivisionError)):
         domain = FakeDomain()
-        with pytest.raises(error), HookedTracer(tracer, NvtxRanges(domain)).span("learner", Stage.UPDATE):
+        with pytest.raises(error), HookedTracer(tracer, NvtxSpans(domain)).span("learner", Stage.UPDATE):
             _ = 1 / (0 if error is ZeroDivisionError else 1)
         assert events(domain) == [("start", 1), ("end", 1)]
 
@@ -116,7 +118,7 @@ def test_whatever_fails_leaves_no_range_open() -> None:
 def test_of_spans_that_cross_each_ends_its_own_range() -> None:
     """As those of two tasks on one event loop: push and pop would end the wrong one."""
     domain = FakeDomain()
-    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
+    tracer = HookedTracer(NullTracer(), NvtxSpans(domain))
     first, second = tracer.span("generator", Stage.GENERATE, 4), tracer.span("learner", Stage.WAIT_FOR_BATCH, 5)
     first.__enter__()
     second.__enter__()
@@ -127,7 +129,7 @@ def test_of_spans_that_cross_each_ends_its_own_range() -> None:
 
 def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -> None:
     domain = FakeDomain()
-    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
+    tracer = HookedTracer(NullTracer(), NvtxSpans(domain))
     span = tracer.span("generator", Stage.GENERATE, 1)
     span.__enter__()
     both = threading.Barrier(2)
@@ -154,7 +156,7 @@ def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -
 def test_without_a_tool_or_the_package_there_is_a_reason_and_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     nvtx = pytest.importorskip("nvtx")
     assert open_domain("grpo", {}) == (None, "no tool listens for NVTX ranges in this process")
-    with HookedTracer(NullTracer(), NvtxRanges(nvtx.get_domain("grpo"))).span("learner", Stage.UPDATE, 3):
+    with HookedTracer(NullTracer(), NvtxSpans(nvtx.get_domain("grpo"))).span("learner", Stage.UPDATE, 3):
         pass  # the library's stand-in takes our calls
     with monkeypatch.context() as older:
         older.setitem(sys.modules, "nvtx._lib.lib", None)
@@ -182,7 +184,7 @@ def test_a_tool_that_listens_gets_the_ranges_from_the_real_library(listener: str
     categories = {line.split()[2]: line.split()[1] for line in said if line.startswith("category")}
     assert done.stdout == "None\n"
     assert said[0] == "domain grpo"
-    assert set(categories) == {category(stage) for stage in Stage}
+    assert set(categories) == {category(stage.value) for stage in Stage}
     assert said[-4:] == [  # payload type 2 is NVTX_PAYLOAD_TYPE_INT64
         f"start 1 update category {categories['stage/update']} payload 2:3",
         f"start 2 wait_for_batch category {categories['wait/batch']} payload 2:4",

@@ -13,8 +13,9 @@ from torch.profiler import ProfilerActivity
 from harness.core.errors import RunStopped
 from harness.core.trace import HookedTracer, NullTracer, Stage, Tracer
 from harness.probes.profile import TorchWindow
-from harness.probes.torch_traces import TorchProfiler, activities, collect_traces, scrub_trace
+from harness.probes.torch_traces import TorchProfiler, collect_traces, scrub_trace
 from harness.probes.windows import ProfilerWindow, process_name
+from harness.record.torch_trace import activities
 from harness.results.anonymous import Scrubber
 
 SCRUBBER = Scrubber("/home/jane", "/home/jane/project", "lab-7.example.org", "jane")

@@ -14,7 +14,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.trace import Stage
-from harness.results import find_runs, load_run
+from harness.results import find_runs
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -65,27 +65,33 @@ FILES = {
             def __init__(self, model, ref_model):
                 self.model, self.ref_model, self.callbacks = model, ref_model, []
                 self.args, self.state = Named(world_size=1, process_index=0), Named(global_step=0)
+                self.accelerator = Named(sync_gradients=True)
             def add_callback(self, callback):
                 self.callbacks.append(callback)
             def tell(self, event, **more):
                 for callback in self.callbacks:
                     if hasattr(callback, event):
                         getattr(callback, event)(self.args, self.state, None, **more)
+            def get_batch_samples(self):
+                pass
             def training_step(self):
                 self._generate_and_score_completions(None)
                 self.compute_loss()
+            def _maybe_log_save_evaluate(self):
+                self.tell("on_log", logs={"loss": 0.5, "reward": 1.25, "text": "no"})
             def evaluate(self):
-                pass
+                self.model.training = False
+                self._generate_and_score_completions(None)
             def _save_checkpoint(self):
                 pass
             def train(self, steps):
                 for self.state.global_step in range(steps):
+                    self.get_batch_samples()
                     self.tell("on_step_begin")
-                    self.training_step()
-                    self.tell("on_pre_optimizer_step")
-                    self.tell("on_optimizer_step")
+                    for self.accelerator.sync_gradients in (False, True):
+                        self.training_step()
                     self.tell("on_step_end")
-                    self.tell("on_log", logs={"loss": 0.5, "reward": 1.25, "text": "no"})
+                    self._maybe_log_save_evaluate()
                 self.evaluate()
     """,
     "train.py": """
@@ -127,13 +133,17 @@ def test_a_trainers_stages_are_recorded_and_no_line_of_it_is_changed(tmp_path, t
     assert "not recorded" not in said
     assert "python -m harness" not in said  # neither bench nor whatif can make it again
     of_step = [span.stage.value for span in sorted(run.spans(), key=lambda span: span.start_ns) if span.step == 1]
-    assert of_step == [
-        *("update", "generate", "score", "score", "old_logprobs", "reference_logprobs", "update", "update", "update")
-    ]  # the training step and in it generation, rewards, log-probs, the loss with its own; then the optimizer
-    assert [span.step for span in run.spans() if span.stage is Stage.EVALUATE] == [2]
+    half = ["update", "generate", "score", "score", "old_logprobs", "reference_logprobs", "update", "update"]
+    assert of_step == [*half, *half, "update", "log", "prepare_batch"]
+    # twice, for accumulated gradients, the training step and in it generation, rewards, log-probs, the loss with its
+    # own; then once what is left of the update; between the steps what is logged, and the next batch
+    last = [span.stage for span in sorted(run.spans(), key=lambda span: span.start_ns)][-6:]
+    assert last == [Stage.EVALUATE] * 6  # and all that is in it
+    assert run.steps[2].metric("response_tokens").value == 40  # none of an evaluation's
     row = run.steps[0]
-    values = {name: row.metric(name).value for name in ("response_tokens", "response_length", "loss", "reward")}
-    assert values == {"response_tokens": 20, "response_length": 5, "loss": 0.5, "reward": 1.25}
+    names = ("response_tokens", "response_length", "loss", "reward/total")
+    values = {name: row.metric(name).value for name in names}
+    assert values == {"response_tokens": 40, "response_length": 5, "loss": 0.5, "reward/total": 1.25}
 
 
 def test_a_place_that_a_version_lacks_is_told_by_name(tmp_path, trainer, capfd):
@@ -152,7 +162,7 @@ def test_the_context_of_older_versions_is_recorded_too(tmp_path, trainer):
     )
     _, run = record(tmp_path, sys.executable, trainer / "train.py", options=("--trainer", "trl"))
     stages = {span.stage.value for span in run.spans() if span.step == 1}
-    assert stages == {"update", "generate", "score", "old_logprobs", "reference_logprobs"}
+    assert stages == {"update", "generate", "score", "old_logprobs", "reference_logprobs", "log", "prepare_batch"}
 
 
 OWN = """
@@ -193,7 +203,7 @@ def test_an_interrupt_ends_the_command_with_all_that_it_started(tmp_path):
         f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\ntime.sleep(600)\n"
     )
     shell = (
-        "import harness.report.record_command as command; command.GRACE_S = 0.2; "
+        "import harness.run.recorded as recorded; recorded.GRACE_S = 0.2; "
         "from harness.cli import main; import sys; sys.exit(main())"
     )
     typed = [sys.executable, "-c", shell, "record", "--out", tmp_path / "out", "--", sys.executable, program]
@@ -227,21 +237,3 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     ):
         assert main(typed) == 2
         assert words in capsys.readouterr().err
-
-
-def test_the_real_trl_is_recorded(tmp_path, monkeypatch):
-    """Where it is installed (``PARTS=peers``): 99% of its training steps is in a stage of ours."""
-    pytest.importorskip("trl")
-    from harness.learner.warm_start import warm_start_policy
-    from harness.models.storage import save_policy
-
-    model, tokenizer, _ = warm_start_policy("tiny", 0)
-    save_policy(model, tokenizer, tmp_path / "model")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    program = ROOT / "tests/record/train_with_trl.py"
-    _, run = record(tmp_path, sys.executable, program, tmp_path / "model", "6", options=("--trainer", "trl"))
-    stages = {"generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update"}
-    assert len(run.steps) == 6
-    assert stages <= set().union(*(row.stages_s for row in run.steps))
-    loaded = load_run(run.folder)
-    assert all(row.metric("response_tokens").value > 0 for row in loaded.steps[::2])  # two passes over one batch

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from itertools import count
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_each_instant_counts_for_the_span_that_began_last(tmp_path, clock):
     assert (run.status, run.manifest.arm, run.manifest.startup_s) == ("completed", "slow", 0.1)
     assert [(row.step, row.wall_s, row.elapsed_s) for row in run.steps] == [(0, 0.05, 0.05), (1, 0.1, 0.15)]
     assert run.steps[0].lanes == {"learner": {"generate": 0.03, "update": 0.007, "my stage": 0.01}}
-    assert (run.tail.wall_s, run.tail.elapsed_s) == (0.05, 0.2)
+    assert (run.tail.wall_s, run.tail.elapsed_s) == (0, 0.15)  # leaving the program is no part of training
     metrics = {name: run.steps[1].metric(name) for name in ("reward", "loss", "response_tokens", "response_length")}
     values = {name: (each.value, each.reduction, each.count) for name, each in metrics.items()}
     assert values == {
@@ -112,6 +113,83 @@ def _generate():
 def _score():
     with record.span("score"):
         pass
+
+
+def test_steps_are_those_of_rank_0_and_what_is_counted_of_all(tmp_path):
+    """Rank 1 begins, ends and is named first; it counts its own rollouts, and its metrics are not the run's."""
+    with record.run(tmp_path / "a"):
+        for rank in (1, 0):
+            process = multiprocessing.get_context("fork").Process(target=_rank, args=(rank,))
+            process.start()
+            process.join()
+    run = load_run(tmp_path / "a")
+    assert Counter((span.lane, span.stage.value) for span in run.spans()) == {
+        (f"learner/{rank}", stage): spans for rank in (0, 1) for stage, spans in (("startup", 1), ("update", 2))
+    }
+    for row in run.steps:
+        names = ("rank", "response_tokens", "counted/rollouts", "response_length")
+        assert [row.metric(name).value for name in names] == [0, 8 + 9, 2, 8.5]
+    updates = [span for span in run.spans() if (span.lane, span.stage) == ("learner/0", Stage.UPDATE)]
+    for row, span in zip(run.steps, updates, strict=True):
+        end_s = run.manifest.startup_s + row.elapsed_s
+        assert end_s - row.wall_s <= span.start_ns / 1e9 + 1e-3
+        assert span.end_ns / 1e9 <= end_s + 1e-3
+
+
+def _rank(rank):
+    record.lane(f"learner/{rank}")
+    for step in range(2):
+        with record.step(step), record.span("update"):
+            record.count(tokens=8 + rank, rollouts=1)
+            record.metrics({"rank": rank})
+
+
+def test_many_threads_lose_no_line_while_the_file_grows(tmp_path):
+    """Eight threads, one pair after another, so that later ones get the ids of ended ones."""
+    lanes, spans, interval = 8, 2000, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with record.run(tmp_path / "a"):
+            record.step(0)
+            for first in range(0, lanes, 2):
+                threads = [
+                    threading.Thread(target=_many, args=(spans,), name=f"worker {first + each}") for each in (0, 1)
+                ]
+                for each in threads:
+                    each.start()
+                for each in threads:
+                    each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    run = load_run(tmp_path / "a")
+    of_lane = Counter(span.lane for span in run.spans() if span.stage.value == "work")
+    assert of_lane == {f"worker {number}": spans for number in range(lanes)}
+    assert run.manifest.outcome["recorded"]["damaged"] == 0
+
+
+def _many(spans):
+    for number in range(spans):
+        with record.span("work", number=number):
+            pass
+
+
+def test_a_signal_while_the_file_grows_neither_hangs_nor_loses_a_line(tmp_path, monkeypatch):
+    """Its handler records too, in the midst of the growing, and grows the file itself."""
+    take = os.posix_fallocate
+
+    def and_record(*args):
+        monkeypatch.setattr(os, "posix_fallocate", take)
+        for _ in range(2000):
+            with record.span("score"):
+                pass
+        take(*args)
+
+    with record.run(tmp_path / "a"):
+        record.step(0)
+        monkeypatch.setattr(os, "posix_fallocate", and_record)
+        _many(2000)
+    found = Counter(span.stage.value for span in load_run(tmp_path / "a").spans())
+    assert (found["work"], found["score"]) == (2000, 2000)
 
 
 KILLED = """
@@ -190,14 +268,26 @@ def test_nothing_is_written_that_names_a_person_or_opens_a_door(tmp_path, monkey
             with record.span(secret, value=secret, where=Path(secret)):
                 pass
         record.metrics({"token hf_" + "Q" * 34: 1})
-        with record.span("update", rows=3, name="bf16", share=float("nan"), many=[secrets]):
+        values = {
+            "rows": 3,
+            "name": "bf16",
+            "share": 0.25,
+            "none": float("nan"),
+            "big": float("inf"),
+            "many": [secrets],
+        }
+        with record.span("update", on=True, **values):
             pass
+        record.metrics({"loss": float("nan"), "reward": 2})
     written = "".join(path.read_text(errors="replace") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert [secret for secret in (*secrets, "/srv/people") if secret in written] == []
     facts = json.loads((tmp_path / "a" / RECORDING).read_text())
     assert facts["arguments"] == ["--lr", "--key", "trainer.n"]
     assert "MY_TOKEN" in facts["environment"]
-    assert '{"rows":3,"name":"bf16","share":NaN,"many":"list"}' in written
+    assert '{"on":true,"rows":3,"name":"bf16","share":0.25,"none":null,"big":null,"many":"list"}' in written
+    run = load_run(tmp_path / "a")  # what is no number of JSON's costs no other
+    assert (run.manifest.outcome["recorded"]["damaged"], run.steps[0].metric("reward").value) == (0, 2)
+    assert Stage.UPDATE in {span.stage for span in run.spans()}
 
 
 def test_outside_of_a_recording_calls_do_nothing(tmp_path):
@@ -242,6 +332,7 @@ def test_damaged_events_are_left_out_and_counted(tmp_path, clock):
     damage = [
         *("nonsense", "7", '["span","learner"]', '["span","learner","update",9,1,0]', '["span","l","u",1e400,2,0]'),
         *('["span","learner","update",99999999999999999999,2,0]', '["metrics",0,{"a":"b"}]', '["step"]'),
+        *('["profiled"]', '["counters",9,"host",{"load_1min":"x"},{}]', '["counters",1,"host",{},{}]', '["counters"]'),
     ]
     file.write_text("\n".join([*sound[:2], *damage, *sound[2:]]) + '\n["span","learner","cut')
     run = load_run(tmp_path / "a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.core.trace import Span, Stage
 from harness.results import lane_kind, part_of
-from harness.results.occupancy import PRECEDENCE, Exposure, LaneAccount, Occupancy, part_spans
+from harness.results.occupancy import NEAREST_FIRST, PRECEDENCE, Exposure, LaneAccount, Occupancy, part_spans
 
 LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
 
@@ -46,7 +46,9 @@ def test_the_learners_stage_comes_first_then_what_it_waits_for_then_nobody():
 def test_every_stage_that_is_no_wait_has_a_place_in_the_precedence():
     assert sorted(PRECEDENCE) == sorted(stage for stage in Stage if not stage.is_wait)
     syncs = (Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_PUBLISH)
-    assert PRECEDENCE[:7] == (Stage.SCORE, *syncs, Stage.GENERATE, Stage.EVALUATE)
+    awaited = (Stage.SCORE, *syncs, Stage.GENERATE, Stage.EVALUATE)
+    assert tuple(stage for stage in NEAREST_FIRST if stage in awaited) == awaited
+    assert PRECEDENCE[: len(NEAREST_FIRST)] == NEAREST_FIRST
 
 
 def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up():

@@ -3,15 +3,19 @@
 import os
 import pickle
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from harness.core.errors import UserError
+from harness.core.trace import Stage
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from harness.settings.loss import LossType
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import JsonlTaskSettings
+from harness.settings.transport import TransportName
 from tests.messages import facts
 
 
@@ -155,6 +159,14 @@ def test_counts_and_sizes_have_bounds(folder, text, overrides, what):
     assert what in refused_text(folder, text or "steps: 3\n", *overrides).what
 
 
+def test_every_stage_of_a_step_can_be_delayed_and_no_wait(folder):
+    stages = [stage for stage in Stage if not stage.is_wait and stage is not Stage.STARTUP]
+    scenario = load_text(folder, "faults:\n  delays: {" + ", ".join(f"{stage}: 0.5" for stage in stages) + "}\n")
+    assert scenario.faults.delays == dict.fromkeys(stages, 0.5)
+    for stage in (Stage.STARTUP, Stage.WAIT_FOR_BATCH):
+        assert facts(refused_text(folder, f"faults: {{delays: {{{stage}: 0.5}}}}\n").what) == f"faults.delays.{stage}"
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
     (folder / "s.yaml").write_bytes(b"\xef\xbb\xbfsteps: 3\n")
     assert load_scenario("s").steps == 3
@@ -198,8 +210,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         (
             "transport: {verify: false}\n",
             "transport.verify",
-            "transport.type: object_store, object_store_numpy, nixl, gloo, nccl, broadcast, cuda_ipc, disk, "
-            "shared_memory, package.module:Name in_process",
+            f"transport.type: {', '.join(get_args(TransportName))}, package.module:Name in_process",
         ),
         (
             "transport: {type: gloo, progress_thread_delay_us: 5}\n",
@@ -252,7 +263,7 @@ def test_all_problems_of_a_file_are_in_one_message(folder):
         "     fix:   group_size: Responses to each prompt. (default: 8)",
         "  4. `loss.type` is text 'x', which is none of its values",
         "     where: scenarios/s.yaml, line 5",
-        "     fix:   valid: no_baseline, reinforce_with_baseline, naive, unclipped, grpo_clip, cispo, own",
+        f"     fix:   valid: {', '.join(get_args(LossType))}",
         "  5. unknown key `stepps`",
         "     where: scenarios/s.yaml, line 1",
         "     fix:   did you mean `steps`?",

@@ -156,6 +156,9 @@ colocated_parts_take_turns
     max_lag: 2 -> 2 0; max_lag 0 placement.colocated; max_lag placement.colocated
 arms_that_take_steps
     @lag1, interleaving: step -> 1 0; max_lag 0; max_lag interleaving
+programs_run_alone
+    interleaving: step, command: ["true"] -> -; -; interleaving command
+    transport_sweep: {}, transport.type: nixl, command: ["true"] -> -; -; transport_sweep command
 lag_control_has_lag
     lag_control: drop -> 0; max_lag 1 lag_control; lag_control max_lag
     lag_control: in_flight -> 0; max_lag 1 lag_control; lag_control max_lag

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.trace import Span, Stage
+from harness.core.trace import Span, Stage, stage_named
 from harness.results import Manifest, RunFolder, Scrubber, ShardRow, StepRow, TailRow
 from harness.run.memory.shape import shape_for
 from harness.scenario.load import load_scenario
@@ -76,7 +76,7 @@ def write_run(tmp_path: Path) -> Iterator[WriteRun]:
             run.append_spans(
                 each
                 if isinstance(each, Span)
-                else Span(each[0], Stage(each[1]), round(each[2] * MS), round(each[3] * MS), each[4], each[4])
+                else Span(each[0], stage_named(each[1]), round(each[2] * MS), round(each[3] * MS), each[4], each[4])
                 for each in spans
             )
             run.append(*rows)

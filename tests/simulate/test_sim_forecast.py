@@ -13,7 +13,16 @@ from harness.results import StepRow
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Draw
-from harness.simulate.forecast import FEWEST_DRAWS, closed_form, estimate, farthest, forecast, predicted, ratio
+from harness.simulate.forecast import (
+    FEWEST_DRAWS,
+    LANE_STAGES,
+    closed_form,
+    estimate,
+    farthest,
+    forecast,
+    predicted,
+    ratio,
+)
 from harness.simulate.machine import MachineProfile, load_machine
 from harness.simulate.metrics import (
     idle_shares,
@@ -231,3 +240,10 @@ def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
     assert sync_time(spans) == pytest.approx(2.0 + 2.0 + 0.25)  # (1 + 3) / 2, (1 + 3) / 2, 0.25
     assert sync_time(spans[:1]) == 9.0  # nothing but a first one
     assert sync_time([]) is None
+
+
+def test_every_stage_is_on_one_lane_on_two_or_on_none_that_is_asked_about():
+    on_two, of_others = {Stage.WEIGHT_VERIFY, Stage.EVALUATE}, {Stage.CHECKPOINT_WRITE, Stage.OFFLOAD, Stage.ONLOAD}
+    on_one = [stage for stages in LANE_STAGES.values() for stage in stages]
+    every = [stage for stage in Stage if not stage.is_wait and stage is not Stage.STARTUP]
+    assert sorted([*on_one, *on_two, *of_others]) == sorted(every)

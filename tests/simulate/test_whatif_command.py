@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.results import RunFolder, find_runs, load_run
+from harness.results.rows import SPANS
 from harness.simulate.recorded_run import choose_run
 from harness.simulate.whatif.answer import what_if
 
@@ -53,6 +55,26 @@ def test_a_simulated_run_can_be_changed_too(tmp_path: Path, capsys: pytest.Captu
     assert main(["whatif", str(tmp_path), "--set", "max_lag=0", "--set", "placement.colocated=false", "--quiet"]) == 0
     after, before = (float(word) for word in capsys.readouterr().out.split() if word.startswith("0."))
     assert after > before
+
+
+def test_a_stage_that_no_profile_prices_keeps_its_seconds(tmp_path: Path) -> None:
+    """The first half of each update, under a name of another version."""
+    simulated = ["simulate", "async_lag_sweep", "--machine", "cpu-2-cores", "--arm", "lag0", "--set", "steps=6"]
+    assert main([*simulated, "--draws", "1", "--quiet", "--out", str(tmp_path)]) == 0
+    (run,) = find_runs(tmp_path)[0]
+    rows = [json.loads(line) for line in (run.folder / SPANS).read_text().splitlines()]
+    for row in [row for row in rows if row.get("stage") == "update"]:
+        middle = (row["start_ns"] + row["end_ns"]) // 2
+        rows.append({**row, "stage": "half_of_theirs", "end_ns": middle})
+        row["start_ns"] = middle
+    (run.folder / SPANS).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    answer = what_if(load_run(run.folder), ["epochs_per_batch=2"], machine="cpu-2-cores", with_gains=False)
+
+    before, after = answer.before.stages_s, answer.after.stages_s
+    assert before["half_of_theirs"] == pytest.approx(before["update"], rel=1e-6)
+    assert after["half_of_theirs"] == pytest.approx(before["half_of_theirs"], rel=1e-6)
+    assert after["update"] > 1.8 * before["update"]
 
 
 def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

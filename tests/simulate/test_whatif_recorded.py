@@ -9,11 +9,13 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.results import Run, load_run
+from harness.results.rows import SPANS
 from harness.results.writer import SCENARIO
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import Contention
-from harness.simulate.recorded_run import RecordedCall, RecordedRun, RecordedStage, Work
+from harness.simulate.recorded_run import _WORK, RecordedCall, RecordedRun, RecordedStage, Work
 from harness.simulate.whatif.answer import check_can_be_replayed
+from harness.simulate.whatif.change import stages_of
 from harness.simulate.whatif.replay import CallPool
 from harness.simulate.whatif.repricing import undisturbed
 from tests.simulate.conftest import WriteRun
@@ -137,6 +139,53 @@ def test_two_shards_of_a_batch_are_two_calls(write: Write) -> None:
     ]
 
     assert [call.seconds for call in RecordedRun(write(rows)).calls()[0]] == pytest.approx([0.005, 0.006, 0.003])
+
+
+def test_a_stage_that_nothing_asks_for_is_part_of_the_call_beside_it(write: Write) -> None:
+    """Memory that is moved, and stages of other versions: before the call after a wait, else after it."""
+    rows: list[Row] = [
+        ("learner", "startup", 0, 100, -1),
+        ("learner", "weight_publish", 100, 110, 0),
+        ("learner", "offload", 110, 113, -1),
+        ("learner", "onload", 113, 115, -1),
+        ("learner", "wait_for_batch", 115, 200, 0),
+        ("learner", "shuffle_of_theirs", 200, 204, 0),
+        ("learner", "update", 204, 280, 0),
+        ("scorer", "startup", 0, 100, -1),
+        ("scorer", "wait_for_rollouts", 100, 120, 0),
+        ("scorer", "unpack_of_theirs", 120, 121, 0),
+        ("scorer", "score", 121, 125, 0),
+        ("scorer", "filter_of_theirs", 125, 127, 0),
+        ("scorer", "score", 127, 131, 0),
+        ("scorer", "filter_of_theirs", 131, 134, 0),
+    ]
+
+    calls, _ = RecordedRun(write(rows)).calls()
+
+    assert [(lane, work, key, stages) for lane, work, key, _, stages, _ in told(calls)] == [
+        ("learner", "publish", 0, [("weight_publish", 10), ("offload", 3), ("onload", 2)]),
+        ("scorer", "score", 0, [("unpack_of_theirs", 1), ("score", 4), ("filter_of_theirs", 2)]),
+        ("scorer", "score", 0, [("score", 4), ("filter_of_theirs", 3)]),
+        ("learner", "update", 0, [("shuffle_of_theirs", 4), ("update", 76)]),
+    ]
+    ours = ["score", "update", "weight_publish", "offload", "onload"]
+    assert stages_of(calls, {})[:8] == [*ours, "filter_of_theirs", "shuffle_of_theirs", "unpack_of_theirs"]
+
+
+def test_a_lane_of_which_nothing_is_known_is_refused(write: Write) -> None:
+    recorded = RecordedRun(write([*LEARNER, ("judge", "think_of_theirs", 120, 140, 0)]))
+    with pytest.raises(UserError) as refused:
+        recorded.calls()
+    assert refused.value.where == SPANS
+    assert "judge" in refused.value.what
+    assert "think_of_theirs" in refused.value.what
+
+
+def test_every_stage_of_ours_is_asked_for_or_part_of_what_is() -> None:
+    """A new stage goes into ``_WORK``, or here: then it is replayed as a part of the call beside it."""
+    beside = {Stage.WEIGHT_VERIFY, Stage.OFFLOAD, Stage.ONLOAD}
+    assert {*_WORK} | beside == {stage for stage in Stage if not stage.is_wait and stage is not Stage.STARTUP}
+    assert not {*_WORK} & beside
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.judging import Judgement
-from harness.compare.remarks import answer, learning, provenance, syncs, time
+from harness.compare.remarks import answer, fairness, learning, provenance, syncs, time
 from harness.compare.steadiness import steadiness_notes
 
 MOST_SENTENCES = 6
@@ -44,8 +43,10 @@ class Remark:
 Write = Callable[[Experiment, Sequence[Judgement]], Iterable[str | tuple[str, str]]]
 
 RULES: tuple[tuple[str, Section, Write], ...] = (
+    ("unequal", "answer", fairness.unequal),
     ("fairest", "answer", answer.fairest),
     ("answer", "answer", answer.answer),
+    ("equal_work", "answer", fairness.equal_work),
     ("not_repeated", "next", provenance.not_repeated),
     ("noise_floor", "verdicts", answer.noise_floor),
     ("bottleneck", "time", time.bottleneck),
@@ -70,10 +71,9 @@ RULES: tuple[tuple[str, Section, Write], ...] = (
     ("unfinished", "cautions", provenance.unfinished),
     ("of_logs", "cautions", provenance.of_logs),
     ("reward_steps", "cautions", answer.reward_steps),
-    ("unequal_work", "cautions", provenance.unequal_work),
     ("length", "cautions", learning.length),
     ("verdicts", "cautions", provenance.verdict_cautions),
-    ("unlike", "cautions", lambda experiment, judged: unlike(experiment.members)),
+    ("unlike", "cautions", provenance.unlike_runs),
     ("turns", "cautions", provenance.turns),
     ("idle_cores", "cautions", time.idle_cores),
     ("stability", "cautions", learning.stability),

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log, log1p
 from statistics import fmean
 
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
-from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
+from harness.compare.environment import DIFFER_IN, DIFFERENCES
+from harness.compare.experiment import FEWEST_SEEDS, SIMULATED, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import CANNOT_TELL, NOT_IN_TURN, Judgement, direction, fastest_in_turns, judgements
-from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
+from harness.compare.judging import (
+    CANNOT_TELL,
+    NOT_IN_TURN,
+    Judgement,
+    direction,
+    fair_direction,
+    fastest_in_turns,
+    judgements,
+)
+from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.stats.estimates import FEWEST_BLOCKS
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_interval, t_quantile
-from harness.compare.stats.verdicts import STEP, Effect, Verdict
+from harness.compare.stats.verdicts import STEP, Effect, Verdict, blocks_needed
 from harness.core.experiment import MOST_BLOCKS
 from harness.results.manifest import VALIDATION_PROMPTS
 
@@ -24,6 +33,7 @@ MOST_ARMS = 4
 """That are set against the baseline in sentences; of more, those that differ most."""
 ALIKE = 0.0005
 """A smaller change is written as 0.0%."""
+NEEDS_BLOCKS = f"A verdict needs {FEWEST_BLOCKS} blocks"
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
 
@@ -53,21 +63,42 @@ def fairest(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     best = fastest_in_turns(experiment, judged)
     for item in [] if best is None else judgements(experiment, best):
         if experiment.arms[item.other][0].settings.get("max_lag") != 0 and item.step.low is not None:
-            yield _sentence(_verdict_words(item.step, f"{best}, the fastest synchronous arm", item.other, brief=True))
+            named = replace(item, base=f"{best}, the fastest synchronous arm")
+            yield _sentence(_step_words(named) or _verdict_words(item.step, named.base, item.other, brief=True))
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
     decides, names = item.primary, (item.base, item.other)
     if decides.verdict is Verdict.NOT_COMPARABLE:
-        return _sentence(_verdict_words(decides, *names))
+        return _sentence(f"{item.other} and {item.base} cannot be compared: {_refused(item)}")
     unfinished, is_reward = _unfinished(experiment, item), endpoint_of_effect(decides).is_difference
     rewards = reward_words(experiment, *names, with_names=is_reward)
-    verdict = _verdict_words(decides, *names, with_reason=not unfinished)
+    verdict = _step_words(item) if decides.name == STEP else ""
+    verdict = verdict or _verdict_words(decides, *names, with_reason=not unfinished)
     parts = [rewards or verdict, unfinished] if is_reward else [verdict, unfinished, rewards]
-    beside = (effect for effect in item.effects[1:] if effect.name == STEP)
-    parts += [_verdict_words(effect, *names) for effect in beside if direction(effect) != CANNOT_TELL]
+    beside = (effect for effect in item.effects[1:] if effect.name == STEP and direction(effect) != CANNOT_TELL)
+    parts += [_step_words(item) or _verdict_words(effect, *names) for effect in beside]
     return _sentence("; ".join(filter(None, parts)))
+
+
+def _refused(item: Judgement) -> str:
+    """Say why two arms cannot be compared; of what the answer begins with, the name alone."""
+    reasons = [each for each in item.fairness.refusals if not each.startswith(DIFFER_IN)]
+    kinds = [each.kind for each in item.fairness.accidents if each.kind in DIFFERENCES]
+    if not kinds or len(reasons) == len(item.fairness.refusals):
+        return item.primary.reason or ""
+    return "; ".join([f"not the same {listed(kinds)}", *reasons])
+
+
+def _step_words(item: Judgement) -> str:
+    """Say of a difference per step that is none of speed, since work was unequal, what it is; empty of any other."""
+    if direction(item.step) not in ("faster", "slower") or fair_direction(item) != CANNOT_TELL:
+        return ""
+    ratio, ends = item.step.ratio or 1.0, endpoint_of_effect(item.step).ends(item.step)
+    more = f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'}"
+    over = f"{ends}, {plural(item.step.blocks, 'block')}"
+    return f"{item.other} takes {more} per step than {item.base} ({over}), with unequal work"
 
 
 def _sentence(text: str) -> str:
@@ -93,37 +124,35 @@ def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = Tr
         return effect_in_words(effect, base, other)
     what = "per step" if effect.name == STEP or endpoint.is_step else f"in {endpoint.words}"
     ends, is_of_steps = endpoint.ends(effect), effect.reason == NOT_REPEATED
-    if ends is None or (is_of_steps and effect.shows):
+    if ends is None and base.endswith(SIMULATED) and other.endswith(SIMULATED):
+        return f"{other} was {_pace(effect.ratio)} {base} {what} (one run each)"  # of no machine, whose noise there is
+    if ends is None or is_of_steps:
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
+        over = f" ({ends} over their steps)" if is_of_steps and ends else ""
         has_reason = effect.blocks > 1 and with_reason and effect.reason not in (None, NOT_IN_TURN)
-        over = f"{runs}{f'; {effect.reason}' if has_reason else ''}"
-        over = f"{ends} over their steps; {NOT_REPEATED}" if is_of_steps and ends else over
-        return f"{other} was {_pace(effect.ratio)} {base} {what} ({over})"
-    if is_of_steps:
-        over = f"{change(effect.ratio)} ({ends} over their steps; {NOT_REPEATED})"
-        return f"{CANNOT_TELL} whether {other} was faster {what} than {base}: {over}"
+        why = f"; {effect.reason}" if has_reason else ""
+        return f"{CANNOT_TELL} {other} from {base} {what}: {endpoint.change(effect.ratio)}{over} in {runs}{why}"
     text = f"{CANNOT_TELL} whether {other} is faster {what} than {base}"
     if effect.blocks < FEWEST_SEEDS:  # an interval of two says nothing
-        return (
-            f"{text}: {endpoint.change(effect.ratio)} in {effect.blocks} blocks; a verdict needs {FEWEST_BLOCKS} blocks"
-        )
+        return f"{text}: {endpoint.change(effect.ratio)} in {effect.blocks} blocks; {NEEDS_BLOCKS.lower()}"
     if min(effect.low or 0.0, 1 / (effect.high or 1.0)) < 1 / NOISY:
-        few = f"; a verdict needs {FEWEST_BLOCKS} blocks" if effect.blocks < FEWEST_BLOCKS else ""
+        few = f"; {NEEDS_BLOCKS.lower()}" if effect.blocks < FEWEST_BLOCKS else ""
         return f"{text}: unknown (blocks too noisy){few}"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
     if effect.shows and not is_large:
         word = "faster" if effect.ratio < 1 else "slower"
         text = f"{CANNOT_TELL} whether {other} is {percent(endpoint.limit)} {word} {what} than {base}"
     text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
+    needed = blocks_needed(effect)
+    many = "" if needed is None else f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
     if effect.blocks < FEWEST_BLOCKS:
-        return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
+        more = f", and to tell {percent(endpoint.limit)} with such a spread {many}" if many else ""
+        return f"{text}; {NEEDS_BLOCKS.lower()}{more}"
     if effect.p_adjusted is None or effect.minimum_effect is None:
         return f"{text}; {effect.reason}" if with_reason else text
     text += ", which may be chance among so many comparisons" if effect.shows and is_large else ""
     if brief:
         return text if effect.shows else f"{text}; the interval holds 0"
-    needed = ceil(effect.blocks * (log1p(effect.minimum_effect) / log1p(effect.threshold)) ** 2)
-    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
     reach = f"such blocks tell differences from {percent(effect.minimum_effect)} on"
     return f"{text}; {reach}, and {percent(endpoint.limit)} takes {many} of them"
 

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from harness.compare.completeness import gaps
@@ -14,8 +13,8 @@ from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
-from harness.compare.numbers import change, extrapolation, listed, plural, some
-from harness.compare.remarks.answer import named_runs, only_sleeps
+from harness.compare.numbers import extrapolation, listed, plural, some
+from harness.compare.remarks.answer import NEEDS_BLOCKS, named_runs, only_sleeps
 from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
@@ -29,8 +28,6 @@ from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
 from harness.results.reader import flat_settings
 
-UNEQUAL_WORK = 0.05
-"""Difference in tokens per step that is worth saying."""
 _OF_ALL = (*NAMING, "arms", "sweep", "blocks", "stop_at_half_width", "seed", "trackers")
 """Settings that a command for blocks of the same runs leaves out."""
 MOST_ARMS = 6
@@ -98,25 +95,6 @@ def asleep(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         yield f"In {listed(some(arms))} model and engine sleep for given times in place of working: nothing is learned."
 
 
-def unequal_work(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where arms may be faster because they generated less, or slower because they generated more."""
-    tokens = dict[str, float]()
-    for arm, members in experiment.arms.items():
-        sums = ((each.figures.get("mean/response_tokens"), len(each.table)) for each in members)
-        if known := [own / steps for own, steps in sums if own and steps]:
-            tokens[arm] = fmean(known)
-    others: dict[str, list[str]] = {}
-    for item in judged:
-        ratio = tokens[item.other] / tokens[item.base] if {item.base, item.other} <= {*tokens} else 1.0
-        if abs(ratio - 1) >= UNEQUAL_WORK:
-            others.setdefault(item.base, []).append(f"{item.other} ({change(ratio)})")
-    for base, of_base in others.items():
-        yield (
-            f"Work was not equal: tokens generated per step against {base}: {listed(some(of_base))}; "
-            "sampling.pinned_lengths makes it equal."
-        )
-
-
 def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Give what to know beside the verdicts, each once, but for what other remarks say of the arms."""
     arms = [*experiment.arms]
@@ -127,6 +105,11 @@ def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Ite
     for caution in told:
         starts_with_arm = caution.split()[0] in arms
         yield f"{caution[:1] if starts_with_arm else caution[:1].upper()}{caution[1:].removesuffix('.')}."
+
+
+def unlike_runs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where the runs differ in what the answer does not begin with."""
+    yield from unlike(experiment.members, {each.kind for item in judged for each in item.fairness.accidents})
 
 
 def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -142,9 +125,11 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
 
 
 def of_logs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say what is not known of arms that are one imported run each."""
+    """Say what is not known of arms that are one run each of another trainer."""
+    of_others = any(each.figures["is_imported"] or each.is_recorded for each in experiment.members)
+    if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) == 1 and of_others:
+        yield f"One run each: how far two runs of one arm lie apart is unknown, so there is no verdict. {NEEDS_BLOCKS}."
     if is_of_logs(experiment):
-        yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
         steps = {arm: int(members[0].table.is_measured.sum()) for arm, members in experiment.arms.items()}
         few = [f"{arm} has {own}" for arm, own in steps.items() if own < FEWEST_STEPS]
         if few:
@@ -155,12 +140,14 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     """Say where there are no error bars, and what to type for some."""
     of_others = any(member.figures["is_imported"] or member.is_recorded for member in experiment.members)
     cannot_run = experiment.simulated or of_others
+    several = len(experiment.arms) > 1
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         names = experiment.scenario.split(VERSUS)
         words = [*map(SCENARIOS.typed, names), "--blocks", "10", *(["--again"] if len(experiment.arms) == 1 else [])]
         words += (word for change in _typed_settings(experiment, names) for word in ("--set", change))
         command = as_typed(f"python -m harness bench {shlex.join(words)}")
-        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
+        needs = f" {NEEDS_BLOCKS}, 10 better:" if several else " For some:"
+        yield f"One run{' each' if several else ''}: no error bars.{needs}", command
 
 
 def _typed_settings(experiment: Experiment, names: Sequence[str]) -> list[str]:

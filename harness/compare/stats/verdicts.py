@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import exp, expm1, isfinite, log, log1p
+from math import ceil, exp, expm1, isfinite, log, log1p
 from typing import Literal
 
-from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate
-from harness.compare.stats.intervals import CONFIDENCE, LEVEL, holm, t_quantile
+from harness.compare.stats.estimates import FEWEST_BLOCKS, MOST_CORRELATION, Estimate, inflation
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, holm, t_quantile
 from harness.core.errors import UserError
 from harness.core.experiment import FEWEST_TO_STOP
 
@@ -230,6 +230,22 @@ def side_of_limit(effect: Effect, limit: float, comparisons: int = 1) -> Literal
     if ends is None:
         return "neither"
     return "above" if ends[0] > 1 + limit else "below" if ends[1] < 1 + limit else "neither"
+
+
+def blocks_needed(effect: Effect) -> int | None:
+    """Return about how many blocks tell a change of the threshold, by the spread of those at hand; None of one alone.
+
+    The smallest effect goes with 1 / sqrt(blocks). What fewer than six show is first that of six with their spread, as
+    t and the widening for neighbours that may be alike are another there.
+    """
+    if effect.minimum_effect is None or effect.blocks < 2:
+        return None
+    blocks, reach = effect.blocks, log1p(effect.minimum_effect)
+    if blocks < FEWEST_BLOCKS:
+        most = [inflation(MOST_CORRELATION, count) * (t_quantile(0.975, count - 1) + t_quantile(POWER, count - 1))
+                / count**0.5 for count in (blocks, FEWEST_BLOCKS)]  # fmt: skip
+        blocks, reach = FEWEST_BLOCKS, reach * most[1] / most[0]
+    return max(FEWEST_BLOCKS, ceil(blocks * (reach / log1p(effect.threshold)) ** 2))
 
 
 def half_width(effect: Effect) -> float | None:

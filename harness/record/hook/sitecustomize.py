@@ -19,13 +19,13 @@ def _run(name: str, file: str, package: str | None = None) -> None:
 
 
 def _start(here: str) -> None:
-    """Wrap what the trainer imports, by the files beside this one: its environment may lack them, or have others."""
+    """Wrap what the trainer imports, by the files beside this one: the program may have another version, or none."""
     try:
         folder = os.path.dirname(os.path.dirname(here))
         _run("harness", os.path.join(folder, "__init__.py"), folder)
-        from harness.record.seams import install
+        from harness.record.seams import TRAINER_VARIABLE, install
 
-        install(os.environ.get("GRPO_HARNESS_RECORD_TRAINER", ""))
+        install(os.environ.get(TRAINER_VARIABLE, ""))
     except Exception as error:  # the program goes on without being recorded
         print(f"recording: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -8,12 +8,12 @@ history in Weights & Biases); all three also as TensorBoard's event files, an ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from harness.core.types import Reduction
+from harness.core.types import Metric, Reduction
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,20 @@ class Crosswalk:
         """Whether the trainer is known to write the name."""
         is_known = any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
         return is_known or not self.is_training(name)
+
+    def renamed(self, values: Mapping[str, float]) -> dict[str, Metric]:
+        """Return figures that the trainer logged at one step under the names here, those of an evaluation too.
+
+        Seconds, and what is made of several names, are left out: who has the log alone needs them. Names that the
+        trainer is not known to write stay as they are.
+        """
+        left, found = {self.plain_name(name): value for name, value in values.items()}, dict[str, Metric]()
+        for entry in self.entries:
+            if entry.is_seconds or entry.compute is not None or entry.less:
+                continue
+            for (theirs,), ours in entry.matches(list(left)):
+                found.setdefault(ours, Metric(left.pop(theirs), entry.reduction))
+        return found | {name: Metric(value) for name, value in left.items()}
 
     def is_training(self, name: str) -> bool:
         """Whether the name belongs to a training step."""

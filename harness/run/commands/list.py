@@ -30,6 +30,7 @@ QUESTIONS = (
     "What does a Learner of several ranks bring?",
     "Maths with a Hugging Face model",
     "vLLM as the engine",
+    "How does another trainer compare?",
     "How large a machine? (for `simulate`)",
 )
 """The questions of the scenarios that come with the project, in the order in which they are shown."""

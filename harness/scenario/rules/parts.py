@@ -16,6 +16,10 @@ def _in_engines_type(scenario: Scenario) -> bool:
     return isinstance(scenario.transport, ActorTransportSettings) and scenario.transport.dtype == "engine"
 
 
+def _stays_on_one_host(scenario: Scenario) -> bool:
+    return isinstance(scenario.transport, ActorTransportSettings) and scenario.transport.one_host
+
+
 def _parts_of_nccl_share_a_gpu(scenario: Scenario) -> object:
     """NCCL, which broadcast uses for GPU memory, refuses two members of one group on the same GPU."""
     placement, sweep = scenario.placement, scenario.transport_sweep
@@ -58,6 +62,20 @@ RULES = (
         "interleaving step",
         "interleaving to run",
         ": lagged parts work on while another arm has its turn",
+    ),
+    Rule(
+        "programs_run_alone",
+        lambda s: s.command and s.interleaving == "step",
+        "interleaving is step with a command, which is a process of its own from start to end",
+        "set interleaving to run or auto",
+        ("interleaving", "command"),
+    ),
+    Rule(
+        "programs_run_alone",
+        lambda s: s.command and s.transport_sweep,
+        "transport_sweep is set with a command, and measures syncs of the harness' own parts",
+        "leave one of them out",
+        ("command",),
     ),
     Rule(
         "lag_control_has_lag",
@@ -135,7 +153,7 @@ RULES = (
     ),
     Rule(
         "one_host_transport",
-        lambda s: s.transport.type in ("shared_memory", "cuda_ipc") and s.placement.address != "local",
+        lambda s: _stays_on_one_host(s) and s.placement.address != "local",
         "transport.type is {transport.type}, which works within one host, and placement.address is {placement.address}",
         "set transport.type to nixl or object_store_numpy, or placement.address to local",
     ),

@@ -176,14 +176,9 @@ class ObservedRun(RecordedRun):
                     yield replace(self._observation(span, "call", self.work.call(groups), where), step=call.key)
 
     def _carried(self, call: RecordedCall) -> list[Group]:
-        first = call.stages[0]
-        assert first.stage is not None
-        spans = (
-            s
-            for s in self.by_lane[call.lane]
-            if (s.stage, s.start_ns, s.step) == (first.stage, first.start_ns, call.key)
-        )
-        return self.behind(next(spans))
+        places = {(each.stage, each.start_ns, call.key) for each in call.stages}
+        own = (span for span in self.by_lane[call.lane] if (span.stage, span.start_ns, span.step) in places)
+        return next(filter(None, map(self.behind, own)), [])
 
     def _between_calls(self) -> Iterator[Observation]:
         """Calls to threads leave no spans: what lies between the stages of two calls is counted as the second's way."""

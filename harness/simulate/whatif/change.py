@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import UserError
-from harness.core.trace import Stage
+from harness.core.trace import in_order
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario.axes import differing
@@ -122,7 +122,7 @@ def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str]
         raise UserError(f"transport.type {after.transport.type} {moves}", "--set transport.type", fix)
     pace: dict[str, float] = {}
     for text in scales:
-        name, factor = _scale(text, stages)
+        name, factor = scale_of(text, stages)
         if name in pace:
             raise UserError(f"--scale names {name} twice", f"--scale {text}", "give one factor for each stage")
         pace[name] = factor
@@ -131,8 +131,8 @@ def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str]
 
 def stages_of(calls: Sequence[RecordedCall], record_s: Mapping[int, float]) -> list[str]:
     """Return what of a recording can be scaled, in the order of the stages; ``call`` and ``record`` come last."""
-    seen = {each.stage for call in calls for each in call.stages}
-    names = [stage.value for stage in Stage if stage in seen]
+    seen = {each.stage for call in calls for each in call.stages if each.stage is not None}
+    names = [stage.value for stage in in_order(seen)]
     names += [CALL] if any(call.request_s or call.response_s for call in calls) else []
     return names + ([RECORD] if any(record_s.values()) else [])
 
@@ -145,7 +145,12 @@ def _setting(text: str) -> Tree:
     return tree_of_key(key.strip(), parse_yaml(value, origin), origin)
 
 
-def _scale(text: str, stages: Sequence[str]) -> tuple[str, float]:
+def scale_of(text: str, stages: Sequence[str]) -> tuple[str, float]:
+    """Return the stage and the factor of one ``STAGE=FACTOR``.
+
+    Raises:
+        UserError: it is none, or the run has no such stage.
+    """
     name, sign, factor_text = text.partition("=")
     name = name.strip()
     try:

@@ -56,6 +56,10 @@ def run(options: argparse.Namespace) -> int:
     from harness.simulate.whatif.report import PICTURE, draw_picture, figures, sentences, show, write_runs
 
     recorded = choose_run(options.source, options.run)
+    if recorded.manifest.outcome.get("recorded") is not None:
+        from harness.simulate.whatif import others
+
+        return others.run(recorded, options)
     answer = what_if(recorded, options.set, options.scale, options.machine)
     written = []  # before anything is printed: whoever reads may leave early
     if options.out is not None:

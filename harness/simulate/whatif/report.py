@@ -14,7 +14,7 @@ from harness.compare.checkpoints import checkpoint_sentence
 from harness.compare.numbers import Format, change, listed, number, percent
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.core.trace import Span, Stage
+from harness.core.trace import Span, Stage, in_order
 from harness.report.canvas import save
 from harness.report.console import Output
 from harness.report.document import Table
@@ -100,7 +100,7 @@ def _figure_table(answer: Answer) -> Table:
     add("seconds of a training step", [each.step_s for each in of])
     if answer.recorded.throughput:
         add("response tokens a second", [each.throughput for each in of])
-    for stage in Stage:
+    for stage in in_order(Stage(name) for each in of for name in each.stages_s):
         add(f"  {stage.value}, s a step", [each.stages_s.get(stage.value) for each in of])
     for kind, name in NAMES.items():
         add(f"idle share, {name}", [each.idle.get(kind) for each in of], percent)

@@ -187,7 +187,7 @@ class Repricing:
                 stages.append(RecordedStage(stage, seconds * self._ratio(stage, seconds, seconds)))
 
         for each in call.stages:
-            if each.stage is None:
+            if each.stage is None or each.stage not in (*will, *was):  # one that no profile prices stays as it was
                 stages.append(each)
             elif each.stage in will:
                 add_before(order.index(each.stage))
