@@ -108,7 +108,7 @@ def test_the_oldest_trl_that_can_be_had_is_recorded(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_workers_of_ray_have_lanes_of_their_own(tmp_path, monkeypatch):
-    """The loop in an actor, as in verl, and two actors beside it: each instant is in the step that it fell in."""
+    """The loop in an actor, as in verl, and two beside it; while it waits for the judge in no span, it is a wait."""
     pytest.importorskip("ray")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     program = HERE / "train_with_ray.py"
@@ -117,7 +117,7 @@ def test_workers_of_ray_have_lanes_of_their_own(tmp_path, monkeypatch):
     assert [row.step for row in run.steps] == [0, 1, 2]
     for row in run.steps:
         assert {lane: set(stages) for lane, stages in row.lanes.items()} == {
-            "learner": {"wait_for_rollouts", "update"}, "Rollouts": {"generate"}, "Judge": {"score"},
+            "learner": {"wait_for_rollouts", "wait_for_batch", "update"}, "Rollouts": {"generate"}, "Judge": {"score"},
         }  # fmt: skip
         own = row.lanes
         assert own["learner"]["wait_for_rollouts"] >= own["Rollouts"]["generate"] >= 0.03
