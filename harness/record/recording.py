@@ -47,7 +47,8 @@ class Recording:
 
     Args:
         folder: of the recording; it is there.
-        lane: of the main thread. Other threads go by their names until ``lane`` gives them another.
+        lane: of the main thread. Other threads go by their names until ``lane`` gives them another. A thread that works
+            for an actor of Ray goes by the actor's class.
     """
 
     def __init__(self, folder: Path, lane: str = MAIN_LANE) -> None:
@@ -76,7 +77,8 @@ class Recording:
         """Return the lane of the calling thread: without a name of ours it goes by its own."""
         if self._thread.lane is None:
             thread = threading.current_thread()
-            self._thread.lane = self._main_lane if thread is threading.main_thread() else _name(thread.name)
+            name = self._main_lane if thread is threading.main_thread() else thread.name
+            self._thread.lane = _name(_ray_actor() or name)
         return self._thread.lane
 
     def add_span(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
@@ -154,6 +156,15 @@ def _name(text: str) -> str:
 def _process_name() -> str:
     module = sys.modules.get("multiprocessing.process")  # not imported for it: without it there is one process
     return str(module.current_process().name) if module else "MainProcess"
+
+
+def _ray_actor() -> str | None:
+    """Return the class of the actor of Ray, or the function of the task, that the calling thread works for."""
+    ray = sys.modules.get("ray")  # not imported for it: without it there is none
+    if ray is None or not sys.argv or os.path.basename(sys.argv[0]) != "default_worker.py":
+        return None
+    task = ray.get_runtime_context().get_task_name()
+    return str(task).partition(".")[0] if task else None
 
 
 _current: Recording | None = None
@@ -338,18 +349,24 @@ class span:
                 mark()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Record each call of a function."""
+        """Record each call of a function, and of an async one until it is done."""
         from functools import wraps
+        from inspect import iscoroutinefunction
 
         @wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with span(self._name, **self._attributes):
                 return function(*args, **kwargs)
 
-        return recorded
+        @wraps(function)
+        async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+            with span(self._name, **self._attributes):
+                return await function(*args, **kwargs)
+
+        return recorded_async if iscoroutinefunction(function) else recorded
 
 
-class _EndOfStep:
+class EndOfStep:
     """Ends a step at the end of the block, where ``step`` is used as one."""
 
     __slots__ = ("_number",)
@@ -365,7 +382,7 @@ class _EndOfStep:
             _current.write([form.END_OF_STEP, self._number, _now()])
 
 
-def step(number: int) -> _EndOfStep:
+def step(number: int) -> EndOfStep:
     """Say that a training step begins, and that the one before is over; as ``with record.step(n):`` also where it ends.
 
     Raises:
@@ -382,7 +399,7 @@ def step(number: int) -> _EndOfStep:
         if recording.profiling is not None and recording.profiling.on_step():
             recording.write([form.PROFILED, number])
         recording.write([form.STEP, number, _now()])
-    return _EndOfStep(number)
+    return EndOfStep(number)
 
 
 def count(**numbers: float) -> None:

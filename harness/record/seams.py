@@ -10,7 +10,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -50,9 +50,9 @@ class Shim:
 
 def shims() -> dict[str, Shim]:
     """Return the shims by trainer."""
-    from harness.record import trl
+    from harness.record import trainers, trl
 
-    return {each.trainer: each for each in (trl.SHIM,)}
+    return {each.trainer: each for each in (trl.SHIM, *trainers.SHIMS)}
 
 
 def install(trainer: str) -> None:
@@ -64,18 +64,37 @@ def install(trainer: str) -> None:
     known = shims()
     if trainer and trainer not in known:
         raise recording.RecordingError(f"no shim is for {trainer!r}; there are: {', '.join(known)}")
-    seams: dict[str, list[tuple[str, Seam]]] = {}
+    seams: dict[str, dict[Seam, str]] = {}  # a place that several trainers stand on is wrapped once
     for shim in known.values():
         if trainer in ("", shim.trainer):
             for module, own in shim.seams.items():
-                seams.setdefault(module, []).extend((shim.trainer, seam) for seam in own)
+                seams[module] = dict.fromkeys(own, shim.trainer) | seams.get(module, {})
     sys.meta_path.insert(0, _AfterImport(seams))
+
+
+def missing(trainer: str, met: Mapping[str, bool]) -> list[str]:
+    """Return the places of a trainer that were not recorded: this version lacks them, or never imports their module.
+
+    Args:
+        trainer: whose; of all trainers those that were met and were not there, where it is empty.
+        met: whether each place was there, of those whose modules were imported.
+    """
+    places = [place for place, is_there in met.items() if not is_there]
+    known = {place: seam for shim in shims().values() for place, seam in _places(shim)}
+    own = [place for place, _ in _places(shims()[trainer])] if trainer in shims() else []
+    there = {known[place].instead_of for place, is_there in met.items() if is_there and place in known}
+    absent = dict.fromkeys([*places, *(place for place in own if place not in met)])
+    return [place for place in absent if place not in known or known[place].instead_of not in there - {""}]
+
+
+def _places(shim: Shim) -> Iterator[tuple[str, Seam]]:
+    return ((f"{module}.{seam.place}", seam) for module, own in shim.seams.items() for seam in own)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Finds nothing itself: it wraps the loader that others find for a module with seams."""
 
-    def __init__(self, seams: Mapping[str, Sequence[tuple[str, Seam]]]) -> None:
+    def __init__(self, seams: Mapping[str, Mapping[Seam, str]]) -> None:
         self._seams = dict(seams)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -95,14 +114,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def wrap_all(module: ModuleType, seams: Sequence[tuple[str, Seam]]) -> None:
-    """Wrap the seams of a module, and write down which there were."""
-    found = {seam: _wrap(module, seam) for _, seam in seams}
-    met = {seam.instead_of for seam, is_there in found.items() if is_there and seam.instead_of}
+def wrap_all(module: ModuleType, seams: Mapping[Seam, str]) -> None:
+    """Wrap the seams of a module, each of a trainer, and write down which there were."""
     current = recording.current()
-    for trainer, seam in seams:
-        if current is not None and (found[seam] or seam.instead_of not in met):
-            current.write([form.SEAM, trainer, f"{module.__name__}.{seam.place}", found[seam]])
+    for seam, trainer in seams.items():
+        is_there = _wrap(module, seam)
+        if current is not None:
+            current.write([form.SEAM, trainer, f"{module.__name__}.{seam.place}", is_there])
 
 
 def _wrap(module: ModuleType, seam: Seam) -> bool:
@@ -114,6 +132,9 @@ def _wrap(module: ModuleType, seam: Seam) -> bool:
     if there is None or not callable(there):
         return False
     wrap = span(seam.wrap) if isinstance(seam.wrap, str) else seam.wrap
-    wrapped = wrap(there)
+    try:
+        wrapped = wrap(there)
+    except (TypeError, ValueError):  # its arguments have other names
+        return False
     setattr(holder, name, wrapped if isinstance(wrapped, type) else functools.update_wrapper(wrapped, there))
     return True

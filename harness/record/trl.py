@@ -8,12 +8,13 @@ each other, and an instant is of the one that began last: ``update`` gets of ``t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from harness.record.recording import count, lane, metrics, span, step
-from harness.record.seams import Seam, Shim
+from harness.record.recording import count, lane, metrics, span
+from harness.record.seams import Seam, Shim, Wrap
+from harness.record.timers import begin_step
 
 STAGES = {
     "transformers.generate": "generate",
@@ -26,12 +27,13 @@ STAGES = {
 }
 """TRL's names of what it times, without the trainer's. What else it times within rewards is a reward function."""
 LOGPROBS = "_get_per_token_logps_and_entropies"
+_OF_LOGPROBS = (LOGPROBS, "_get_last_hidden_state")
 REWARD = "score"
 EVALUATE = "evaluate"
 _doing = threading.local()
 
 
-def stage_of(name: str) -> str:
+def stage_of(name: str, stages: Mapping[str, str] = STAGES) -> str:
     """Return our stage of what TRL times under a name; the name itself where it is none of TRL's own.
 
     Log-probabilities are ``old_logprobs``, of the reference ``reference_logprobs``, and within the loss ``update``. An
@@ -40,10 +42,10 @@ def stage_of(name: str) -> str:
     if EVALUATE in _stack():
         return EVALUATE
     name = name.rpartition(".")[2] if name.startswith("GRPOTrainer.") else name
-    if name == LOGPROBS:
+    if name in _OF_LOGPROBS:
         return "update" if "update" in _stack() else str(getattr(_doing, "logprobs", "old_logprobs"))
-    if name in STAGES:
-        return STAGES[name]
+    if name in stages:
+        return stages[name]
     return REWARD if REWARD in _stack() else name
 
 
@@ -74,28 +76,31 @@ def _left(leave: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-def _as_generator(
-    context: Callable[..., AbstractContextManager[Any]],
-) -> Callable[..., AbstractContextManager[Any]]:
-    """Record the ``profiling_context`` of before 0.25, a generator of which nothing but its name can be seen."""
+def context_of(stages: Mapping[str, str]) -> Wrap:
+    """Record a ``profiling_context`` that is a generator, as TRL's before 0.25: nothing but its name can be seen."""
 
-    if not hasattr(context, "__wrapped__"):  # a factory of the class, whose own seams record
-        return context
+    def wrap(context: Callable[..., AbstractContextManager[Any]]) -> Callable[..., AbstractContextManager[Any]]:
+        if not hasattr(context, "__wrapped__"):  # a factory of the class, whose own seams record
+            return context
 
-    @contextmanager
-    def recorded(trainer: Any, name: str) -> Iterator[Any]:
-        stage = stage_of(name)
-        _stack().append(stage)
-        try:
-            with span(stage), context(trainer, name) as value:
-                yield value
-        finally:
-            _stack().pop()
+        @contextmanager
+        def recorded(trainer: Any, name: str) -> Iterator[Any]:
+            stage = stage_of(name, stages)
+            _stack().append(stage)
+            try:
+                with span(stage), context(trainer, name) as value:
+                    yield value
+            finally:
+                _stack().pop()
 
-    return recorded
+        return recorded
+
+    return wrap
 
 
-def _logprobs(compute: Callable[..., Any]) -> Callable[..., Any]:
+def logprobs(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell the reference model's log-probabilities, of which the timer has but one name, from the policy's."""
+
     def recorded(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         reference = getattr(self, "ref_model", None)
         before = getattr(_doing, "logprobs", "old_logprobs")
@@ -155,7 +160,7 @@ def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
             """Begin and end of each training step, and what is logged."""
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                self.step = step(int(state.global_step))
+                self.step = begin_step(int(state.global_step))
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 if (update := _doing.__dict__.pop("update", None)) is not None:
@@ -172,25 +177,27 @@ def _with_callback(make: Callable[..., None]) -> Callable[..., None]:
     return recorded
 
 
+HF_TRAINER = (
+    Seam("Trainer.__init__", _with_callback),
+    Seam("Trainer.get_batch_samples", "prepare_batch"),
+    Seam("Trainer.training_step", _training_step),
+    Seam("Trainer._maybe_log_save_evaluate", "log"),
+    Seam("Trainer.evaluate", _evaluated),
+    Seam("Trainer._save_checkpoint", "checkpoint"),
+)
+"""The Trainer of transformers, on which others stand too."""
 SHIM = Shim(
     "trl",
     {
         "trl.extras.profiling": (
             Seam("ProfilingContext.__enter__", _entered, "context"),
             Seam("ProfilingContext.__exit__", _left, "context"),
-            Seam("profiling_context", _as_generator, "context"),
+            Seam("profiling_context", context_of(STAGES), "context"),
         ),
         "trl.trainer.grpo_trainer": (
-            Seam(f"GRPOTrainer.{LOGPROBS}", _logprobs),
+            Seam(f"GRPOTrainer.{LOGPROBS}", logprobs),
             Seam("GRPOTrainer._generate_and_score_completions", _generated),
         ),
-        "transformers.trainer": (
-            Seam("Trainer.__init__", _with_callback),
-            Seam("Trainer.get_batch_samples", "prepare_batch"),
-            Seam("Trainer.training_step", _training_step),
-            Seam("Trainer._maybe_log_save_evaluate", "log"),
-            Seam("Trainer.evaluate", _evaluated),
-            Seam("Trainer._save_checkpoint", "checkpoint"),
-        ),
+        "transformers.trainer": HF_TRAINER,
     },
 )

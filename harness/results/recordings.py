@@ -29,6 +29,7 @@ from harness.core.trace import Span, Stage, stage_named
 from harness.core.types import Metric, Metrics
 from harness.record import format as form
 from harness.record.recording import MAIN_LANE
+from harness.record.seams import missing
 from harness.results.anonymous import Scrubber
 from harness.results.counters import CounterRow
 from harness.results.importers.trainers import CROSSWALKS
@@ -151,7 +152,7 @@ def _make_run(folder: Path) -> None:
         run.log(f"recorded from {facts.trainer or 'a program of the user'}: {len(events.spans)} spans")
         if events.damaged:
             run.log(f"{events.damaged} events were damaged and are left out")
-        for place in (place for place, is_there in events.seams.items() if not is_there):
+        for place in missing(facts.trainer, events.seams):
             run.log(f"not recorded: this version of {facts.trainer or 'the trainer'} has no {place}")
         run.flush()
         run.write_manifest(_manifest(facts, events, startup_ns))

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 PROMPTS = ["the sky is blue", "the sea is green", "the hill is high", "the sun is warm"]
@@ -50,8 +50,13 @@ def main() -> None:
         settings[name] = ast.literal_eval(value)
     rows = [{"prompt": PROMPTS[number % len(PROMPTS)]} for number in range(256)]
     data, clock = Dataset.from_list(rows), Clock()
+    inputs = ["input_ids", "attention_mask"]  # transformers 4 takes one more for granted
+    tokenizer = AutoTokenizer.from_pretrained(
+        sys.argv[1], padding_side="left", model_input_names=inputs, trust_remote_code=False
+    )
     GRPOTrainer(
         model=sys.argv[1], args=GRPOConfig(**settings), reward_funcs=[distinct], callbacks=[clock],
+        processing_class=tokenizer,
         train_dataset=data, eval_dataset=data.select(range(16)),
     ).train()  # fmt: skip
     pairs = zip(clock.ends, clock.ends[1:], strict=False)

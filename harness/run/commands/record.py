@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("command", nargs=REMAINDER, metavar="-- COMMAND", help="what to run, after two dashes")
     parser.add_argument(
-        "--trainer", choices=sorted(shims()), help="whose seams to use (default: those that are imported)"
+        "--trainer",
+        choices=sorted(shims()),
+        help="whose own timers and methods tell of stages and steps (default: each that is imported)",
     )
     parser.add_argument(
         "--profile", choices=PROFILERS, help="profile training steps 3 and 4 of the command; they count in no figure"
