@@ -32,7 +32,10 @@ LISTENERS = ("NVTX_INJECTION64_PATH", "NSYSDK_INJECTION64_PATH", "NSYS_PROFILING
 """One of them is in the environment of a program whose NVTX ranges a tool takes."""
 MAIN_LANE = "learner"
 """The main thread's lane: that of the loop, whose steps are counted."""
-PACKAGES = ("torch", "transformers", "trl", "verl", "vllm", "ray", "accelerate", "deepspeed", "peft")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "deepspeed", "peft", "ray", "vllm", "sglang"),
+    *("trl", "verl", "skyrl", "areal", "trinity-rft", "tinker-cookbook", "ms-swift", "openrlhf"),
+)
 """Whose versions are written down, where they are installed."""
 _now = time.monotonic_ns
 _encode = json.JSONEncoder(separators=(",", ":")).encode
