@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from harness.cli import main
 from harness.core.errors import UserError
+from harness.oracle import peers
 from harness.oracle.ask import PEERS, Answer, Limits, ask, command_of, interpreter
 from harness.oracle.command import asked, table
 from harness.oracle.step import AdvantageOptions, Header, LossOptions, Step, ours, read_step, step_of_run
@@ -127,6 +128,10 @@ def test_what_goes_wrong_costs_a_row(tmp_path: Path, change: str, said: str) -> 
     assert [row[:2] for row in rows] == [
         ("this project", "matched"), ("bad", "failed"), ("good 1.0", "matched"), ("good 1.0", "advantages"),
     ]  # fmt: skip
+
+
+def test_the_script_and_the_command_know_the_same_implementations() -> None:
+    assert list(peers.PEERS) == list(PEERS) == list(MATCHED)
 
 
 def test_one_that_prints_much_still_answers(tmp_path: Path) -> None:
