@@ -252,8 +252,10 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 def _unlike_settings(runs: Sequence[Member], allowed: Sequence[str]) -> list[str]:
     """Name settings that are not the same in every run, with the values; what one has not recorded is unlike."""
+    if all(run.manifest.outcome.get("recorded") is not None for run in runs):
+        return []  # programs, whose settings are their own
     if unknown := sum(not run.settings for run in runs):
-        return [f"the settings of {plural(unknown, 'run')} were not recorded"]
+        return [f"the settings of {plural(unknown, 'run')} were not recorded; --allow-difference settings accepts that"]
     tables = _compared_settings(runs)
     keys = dict.fromkeys(key for table in tables for key in table)
     values = {key: dict.fromkeys(str(table.get(key, "not recorded")) for table in tables) for key in keys}

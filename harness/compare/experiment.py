@@ -312,8 +312,9 @@ def _experiments(
 
 
 def experiment_folder(folder: Path, manifest: Manifest) -> Path:
-    """Return the folder of the experiment that a run is of: its own where it is alone."""
-    is_one_of_several = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
+    """Return the folder of the experiment that a run is of: its own where it is alone, as a recording may be."""
+    has_a_name = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
+    is_one_of_several = has_a_name and manifest.experiment != folder.name
     return folder.parent if is_one_of_several else folder
 
 

@@ -228,7 +228,10 @@ class run:
 
     def __enter__(self) -> Recording:
         if current() is not None:
-            raise RecordingError(f"{self.folder.name}: this process is being recorded already; end that run first")
+            what = f"{self.folder.name}: this process is being recorded already"
+            raise RecordingError(
+                f"{what}; leave record.run out under `python -m harness record`, or end that run first"
+            )
         begin_folder(self.folder, **self._said)
         os.environ[FOLDER_VARIABLE] = str(self.folder)
         recording = Recording(self.folder, self._lane)
@@ -309,8 +312,8 @@ def _processor() -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 
 def _threads() -> int | None:

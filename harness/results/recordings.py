@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def _make_run(folder: Path) -> None:
         for place in missing(facts.trainer, events.seams):
             run.log(f"not recorded: this version of {facts.trainer or 'the trainer'} has no {place}")
         run.flush()
-        run.write_manifest(_manifest(facts, events, startup_ns))
+        run.write_manifest(_manifest(facts, events, startup_ns, folder.name))
 
 
 def _facts(data: bytes, where: str) -> Facts:
@@ -380,13 +380,13 @@ def _startups(events: Events, startup_ns: int) -> Iterator[Span]:
             yield Span(lane, Stage.STARTUP, 0, startup_ns, form.NO_STEP, -1)
 
 
-def _manifest(facts: Facts, events: Events, startup_ns: int) -> Manifest:
+def _manifest(facts: Facts, events: Events, startup_ns: int, name: str) -> Manifest:
     status, error, end_ns = events.ended or ("failed", "the program was killed", events.last_ns)
     began = datetime.fromisoformat(facts.started_at)
-    machine = {key: facts.machine.get(key) for key in ("cpu", "cores", "memory_gib")}
+    machine = {key: facts.machine.get(key) for key in ("cpu", "cores", "memory_gib", "gpus")}
     return Manifest(
         scenario=facts.scenario,
-        experiment=facts.experiment or began.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),
+        experiment=facts.experiment or name,
         arm=facts.arm,
         point=facts.point,
         block=facts.block,

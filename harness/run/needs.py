@@ -64,7 +64,7 @@ def needs_of(
         cores: counts its CPUs.
     """
     if scenario.command:
-        return [_program(scenario.command[0])]
+        return [_program(scenario.command)]
     torch = [Need("torch", "torch is not installed", how_to_install("train"))] if find("torch") is None else []
     few_cpus = [need for need in [cpus_needed(scenario, cores())] if need.missing]
     wants_gpu = scenario.uses_gpu(has_gpu=False)
@@ -242,8 +242,11 @@ def packages_needed(scenario: Scenario, find: Find = find_spec) -> list[Need]:
     return needs
 
 
-def _program(name: str) -> Need:
+def _program(command: Sequence[str]) -> Need:
+    name, script = command[0], next((word for word in command[1:2] if word.endswith(".py")), None)
     missing = "" if shutil.which(name) is not None else f"there is no program {name}"
+    if not missing and script is not None and not Path(script).is_file():
+        missing = f"there is no file {script}"
     return Need(f"program {name}", missing, "install it, or name another in command", "command")
 
 

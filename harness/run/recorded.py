@@ -161,22 +161,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def read_recorded_run(folder: Path, program: str, known: Sequence[str]) -> Run:
+def read_recorded_run(folder: Path, program: str, known: Sequence[str], ended: Ended) -> Run:
     """Make a run of what was recorded, and read it.
 
     Args:
         folder: of the recording.
         program: the command's first word.
         known: trainers that have seams.
+        ended: how the command ended.
 
     Raises:
         UserError: nothing was recorded.
+        RunStopped: the command failed before its first training step.
     """
     try:
         return load_run(folder)
     except NoSteps as error:
+        if ended.status == "failed":
+            raise RunStopped(f"the command failed before its first training step ({ended.why})") from error
         fix = f"name its trainer with --trainer ({', '.join(known)}), or call harness.record in the program"
-        raise UserError("the command told of no training step, so nothing was recorded", program, fix) from error
+        raise UserError("the command recorded no training step", program, fix) from error
 
 
 class CommandRuns:
@@ -216,9 +220,13 @@ class CommandRuns:
                 ended = carry_out(command, folder, output=output, stall_after_s=scenario.faults.stall_after_s)
             if ended.status == "failed":
                 self._show_end(output, label)
-        load_run(folder)
         if ended.status == "interrupted":
             raise KeyboardInterrupt
+        try:
+            load_run(folder)
+        except NoSteps:
+            if ended.status == "completed":
+                raise
         if ended.status == "failed":
             raise RunStopped(f"its command failed: {ended.why}")
 

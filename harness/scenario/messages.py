@@ -170,7 +170,8 @@ class _Message:
         if value is None or isinstance(value, dict):
             return None
         if expected == "a list":
-            return f"put it in brackets: {self.name}: [{value}]"
+            words = str(value).split() if str(self.name).endswith("command") else [str(value)]
+            return f"put it in brackets: {self.name}: [{', '.join(words)}]"
         if expected == "text" and not isinstance(value, list | tuple):
             return f"put it in quotes: {self.name}: '{shown(value)}'"
         return None

@@ -160,16 +160,28 @@ sys.modules[__name__] = FakeNvml([FakeDevice()])
 """
 
 
+UNTIL_COUNTED = f"""
+import os, time
+from pathlib import Path
+def wait():
+    own = Path(os.environ["GRPO_HARNESS_RECORD"]) / "{EVENTS}" / "{OWN_EVENTS}"
+    while not (b"sleep" in (content := own.read_bytes()) and b"gpu0" in content):
+        time.sleep(0.05)
+"""
+"""The sampler may come late on a busy machine: the program waits until its processes have been counted."""
+
+
 def test_counters_of_the_commands_processes_are_those_of_the_run(record, tmp_path, monkeypatch):
     """By the names of their lanes; a process that records nothing by what it is. CPU seconds are the program's own."""
     (tmp_path / "pynvml.py").write_text(FAKE_GPU)  # for the sampler, where no GPU is
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     monkeypatch.setattr(recorded_command, "LOOK_S", 0.05)
+    (tmp_path / "counted.py").write_text(UNTIL_COUNTED)
     code, run = record(
         steps=4,
         seconds=0.3,
-        imports="import subprocess; child = subprocess.Popen(['sleep', '600'])",
-        body="open('cpu', 'a').write(f'{time.process_time()} '); n == 3 and child.kill()",
+        imports="import subprocess, counted; child = subprocess.Popen(['sleep', '600'])",
+        body="n == 3 and (counted.wait(), child.kill()); open('cpu', 'a').write(f'{time.process_time()} ')",
     )
     rows = read_counters(run.folder)
     assert code == 0

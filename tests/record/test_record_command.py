@@ -232,7 +232,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     for typed, words in (
         (out, "there is no command"),
         ([*out, "--", "no-such-program"], "cannot be found"),
-        ([*out, "--", sys.executable, "-c", "pass"], "told of no training step"),
+        ([*out, "--", sys.executable, "-c", "pass"], "recorded no training step"),
         ([*out, "--trainer", "mine", "--", "true"], "--trainer"),
     ):
         assert main(typed) == 2

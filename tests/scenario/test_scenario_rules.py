@@ -159,6 +159,8 @@ arms_that_take_steps
 programs_run_alone
     interleaving: step, command: ["true"] -> -; -; interleaving command
     transport_sweep: {}, transport.type: nixl, command: ["true"] -> -; -; transport_sweep command
+words_of_a_command
+    command: ["true", "{sed}"] -> -; -; command
 lag_control_has_lag
     lag_control: drop -> 0; max_lag 1 lag_control; lag_control max_lag
     lag_control: in_flight -> 0; max_lag 1 lag_control; lag_control max_lag

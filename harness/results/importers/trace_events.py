@@ -150,8 +150,12 @@ def _read(trace: Path, names: TraceNames) -> tuple[dict[Key, str], list[Keyed], 
         if names.step_is == "end" or not is_step.fullmatch(event["name"]):
             spans.append(keyed)
     if not steps:
-        what = f"none of the {len(spans)} events that are read has a name like {names.step!r}, of a training step"
-        raise UserError(what, where, "write a file of names for it, and name it with --names FILE")
+        seen = ", ".join(sorted({str(each["name"]) for _, each in spans})[:8]) or "none at all"
+        what = f"none of the {len(spans)} events that are read is a training step, called like {names.step}: {seen}"
+        fix = (
+            "trace steps (of torch.profiler: schedule= and profiler.step()), or name a file of names with --names FILE"
+        )
+        raise UserError(what, where, fix)
     return _lanes(spans, steps, titles, names), spans, steps
 
 

@@ -42,7 +42,11 @@ def scenario_of_run(
     saved = folder / file
     if named is None and saved.is_file() and HIDDEN in saved.read_text():
         what = "the scenario that the run saved has paths without their folders"
-        raise UserError(what, str(saved), f"name the scenario: {naming}")
+        raise UserError(
+            what,
+            str(saved),
+            f"name the scenario: {naming}; or where commands were recorded: record --resume {folder} -- COMMANDS",
+        )
     return load_scenario(saved if named is None else named, overrides)
 
 

@@ -20,9 +20,12 @@ from harness.probes.recorded_command import PROFILERS, check_profiler
 from harness.record.recording import RecordingError, begin_folder
 from harness.record.seams import shims
 from harness.results.anonymous import safe_name
+from harness.results.experiment_plan import EXPERIMENT
 from harness.results.reader import RESULTS
 from harness.results.writer import LOG, experiment_name
 
+USUAL = 10
+"""Blocks of several commands."""
 BETWEEN = ":::"
 """Between two commands that are compared."""
 EPILOG = """
@@ -54,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blocks",
         type=int,
         metavar="N",
-        help=f"run commands in turns, N times each, for a verdict; {BETWEEN} stands between two of them, "
-        "and {seed} in one is the block's seed",
+        help=f"run commands in turns, N times each (default of several: {USUAL}), for a verdict; {BETWEEN} stands "
+        "between two, and {seed} in one is the block's seed",
     )
     parser.add_argument(
         "--resume", type=Path, metavar="FOLDER", help="go on with this experiment of --blocks; name the same commands"
@@ -91,17 +94,17 @@ def run(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
     """Run several commands as the arms of an experiment, in blocks."""
     from harness.run.experiment import go_on_with, run_scenario
-    from harness.scenario.load import USUAL_BLOCKS, check_data
+    from harness.scenario.load import check_data
 
     given = next((f"--{name}" for name in ("arm", "trainer", "profile") if getattr(options, name) is not None), None)
     if given is not None:
         what = f"{given} is of a single run, and these are compared"
-        raise UserError(what, given, "leave it out; each command's trainer is told by what it imports")
+        raise UserError(what, given, "leave it out, or record one command alone")
     names = arm_names(commands)
     data = {
         "name": safe_name(options.name),
         "description": f"{' against '.join(names)}, recorded.",
-        "blocks": USUAL_BLOCKS if options.blocks is None else options.blocks,
+        "blocks": USUAL if options.blocks is None else options.blocks,
         "arms": {name: {"command": command} for name, command in zip(names, commands, strict=True)},
     }
     scenario = check_data(data, "record")
@@ -109,6 +112,9 @@ def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
         if not options.resume.is_dir():
             what = f"--resume expects the folder of an experiment, and {str(options.resume)!r} is none"
             raise UserError(what, "--resume", "name one that was stopped: results/recorded/DATE-TIME")
+        if not (options.resume / EXPERIMENT).is_file():
+            what = f"--resume goes on with an experiment of --blocks, and {str(options.resume)!r} is none"
+            raise UserError(what, "--resume", "record a single run again, without --resume")
         return go_on_with(options.resume, scenario, quiet=False)
     return run_scenario(scenario, options.out, quiet=False)
 
@@ -139,7 +145,11 @@ def _record(options: argparse.Namespace, command: list[str]) -> int:
         raise UserError(str(error), str(options.out), "choose another folder with --out DIR") from error
     with signals_as_interrupts():
         ended = carry_out(command, folder.absolute(), trainer, profiler=options.profile)
-    recorded = read_recorded_run(folder, command[0], sorted(shims()))
+    try:
+        recorded = read_recorded_run(folder, command[0], sorted(shims()), ended)
+    except (UserError, RunStopped):
+        shutil.rmtree(folder, ignore_errors=True)  # there is nothing in it
+        raise
     spans = [span for span in recorded.spans() if span.step >= 0]
     print(plain(f"recorded {plural(len(recorded.steps), 'training step')}, {plural(len(spans), 'span')}: {folder}"))
     for line in (folder / LOG).read_text().splitlines():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from harness.scenario.rules.rule import Rule, given, must
 from harness.scenario.schema import Scenario
+from harness.settings.command import SCENARIO_FILE, SEED
 from harness.settings.replay import ReplaySettings
 from harness.settings.transport import ActorTransportSettings
 
@@ -53,6 +56,12 @@ def _swept_over_gpus(scenario: Scenario) -> object:
     return scenario.placement.device != "cuda" and names and {"names": names}
 
 
+def _unknown_words(scenario: Scenario) -> str:
+    """Return what looks like a word to be filled in, and is none."""
+    found = re.findall(r"\{[a-z_]+\}", " ".join(scenario.command))
+    return " and ".join(word[1:-1] for word in found if word not in (SEED, SCENARIO_FILE))
+
+
 RULES = (
     must("colocated_parts_take_turns", "max_lag", "0", "placement.colocated true", "placement.colocated to false"),
     must(
@@ -75,6 +84,13 @@ RULES = (
         lambda s: s.command and s.transport_sweep,
         "transport_sweep is set with a command, and measures syncs of the harness' own parts",
         "leave one of them out",
+        ("command",),
+    ),
+    Rule(
+        "words_of_a_command",
+        lambda s: {"words": words} if (words := _unknown_words(s)) else None,
+        "command holds {words} in brackets, which nothing fills in",
+        "write seed or scenario in the brackets, or leave them out",
         ("command",),
     ),
     Rule(
