@@ -54,6 +54,11 @@ COMMANDS = {
         "compute a kept training step again, and compare",
         "recompute RUN_FOLDER --step 3",
     ),
+    "oracle": (
+        "harness.oracle.command",
+        "give a kept step to the losses of other trainers",
+        "oracle RUN_FOLDER --step 3 --against trl,verl",
+    ),
     "sweep": ("harness.run.commands.run", "run or continue a sweep, point by point", "sweep learning_rates --status"),
     "evaluate": (
         "harness.evaluate.command",
@@ -99,7 +104,7 @@ COMMANDS = {
 }
 """Module, purpose and example of each command; ``bench`` and ``sweep`` are short names of ``run``."""
 DOORS = {
-    "I have a run of my own trainer": ("record", "import"),
+    "I have a run of my own trainer": ("record", "import", "oracle"),
     "I want to run an experiment": ("list", "validate", "run", "bench", "sweep", "evaluate", "dataset", "recompute"),
     "I want to know before I buy": ("simulate", "whatif", "calibrate"),
     "What was measured": ("compare", "report", "trace"),

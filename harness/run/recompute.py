@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness.core.checkpoints import Refused, differing, listed, steps_in
+from harness.core.checkpoints import Checkpoint, Refused, differing, listed, steps_in
 from harness.core.errors import Diverged, UserError
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup, UpdateResult, combine_metrics
@@ -86,21 +86,10 @@ def recompute(
     """
     run = load_run(folder)
     check_same(run.settings, scenario, folder)
-    home = folder / KEPT_STEPS / f"step_{step}"
-    kept = listed(home)
-    if isinstance(kept, Refused):
-        there = ", ".join(map(str, sorted(steps_in(folder / KEPT_STEPS)))) or "none"
-        what = (
-            f"training step {step} is not kept whole ({kept})"
-            if home.is_dir()
-            else f"training step {step} was not kept"
-        )
-        raise UserError(
-            f"{what}; kept are: {there}", str(home), "name one of these, or run with checkpoint.keep_steps set"
-        )
-    changed = tuple(map(str, differing(kept)))
-    batch, result, scenario = read_files(home, KeptBatch), read_result(home), _for_this_machine(scenario, folder)
-    policy = make_policy(scenario, "cuda" if _on_gpu(scenario) else "cpu", never)
+    kept = kept_step(folder, step)
+    home, changed = kept.folder, tuple(map(str, differing(kept)))
+    batch, result, scenario = read_files(home, KeptBatch), read_result(home), for_this_machine(scenario, folder)
+    policy = policy_here(scenario)
     with on_date(date_of_run(run.manifest)):
         prompts = _prompts(scenario, policy, batch)
     checks = [
@@ -117,7 +106,24 @@ def recompute(
     return checks, _notes(scenario, run.manifest)
 
 
-def _for_this_machine(scenario: Scenario, folder: Path) -> Scenario:
+def kept_step(folder: Path, step: int) -> Checkpoint:
+    """Return the files of a training step that a run has kept; UserError, with those that it has, where it did not."""
+    home = folder / KEPT_STEPS / f"step_{step}"
+    kept = listed(home)
+    if isinstance(kept, Refused):
+        there = ", ".join(map(str, sorted(steps_in(folder / KEPT_STEPS)))) or "none"
+        what = (
+            f"training step {step} is not kept whole ({kept})"
+            if home.is_dir()
+            else f"training step {step} was not kept"
+        )
+        raise UserError(
+            f"{what}; kept are: {there}", str(home), "name one of these, or run with checkpoint.keep_steps set"
+        )
+    return kept
+
+
+def for_this_machine(scenario: Scenario, folder: Path) -> Scenario:
     """Leave out what this process has no use for. The weights come from the kept step, not from the model's start."""
     learner = scenario.learner.model_copy(update={"offload": None, "overlapped_publish": False})
     changes: dict[str, Any] = {"learner": learner}
@@ -128,8 +134,10 @@ def _for_this_machine(scenario: Scenario, folder: Path) -> Scenario:
     return scenario.model_copy(update=changes)
 
 
-def _on_gpu(scenario: Scenario) -> bool:
-    return torch.cuda.is_available() and scenario.device_of(scenario.placement.learner, has_gpu=True) == "cuda"
+def policy_here(scenario: Scenario) -> Policy:
+    """Make the policy on a GPU if the run's Learner had one and there is one here, else on the CPU."""
+    on_gpu = torch.cuda.is_available() and scenario.device_of(scenario.placement.learner, has_gpu=True) == "cuda"
+    return make_policy(scenario, "cuda" if on_gpu else "cpu", never)
 
 
 def _named(group: RolloutGroup) -> str:
