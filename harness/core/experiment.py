@@ -15,5 +15,7 @@ EXPERIMENT_SETTINGS = (
 """Top-level keys of a scenario that say which runs there are, and not what one of them does."""
 FEWEST_TO_STOP = 10
 """Blocks before which no experiment stops early."""
+USUAL_BLOCKS = 10
+"""Of what is compared and asks for no number: enough for a verdict on a stage, too."""
 MOST_BLOCKS = 1000
 """As many as a scenario may ask for."""

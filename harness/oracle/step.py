@@ -27,13 +27,11 @@ from harness.run.builders import trainer_of
 from harness.run.kept_steps import read_result
 from harness.run.parts import never
 from harness.run.recompute import for_this_machine, kept_step, policy_here
+from harness.run.with_trl import SCALES
 from harness.run.workers import LearnerWorker
 from harness.scenario.schema import Scenario
 from harness.settings.loss import LossSettings
 from harness.transports.in_process import InProcessTransport
-
-SCALES = {"normalized_rewards": "group", "centered_rewards": "none", "batch_normalized_rewards": "batch"}
-"""What these deltas divide by; the others have no counterpart elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,9 @@ PROFILED, COUNTERS = "profiled", "counters"
 NO_STEP = -1
 MOST_NAME = 64
 """Characters of a span's, a lane's or a metric's name: longer ones are cut."""
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def line(event: Sequence[Any]) -> bytes:
     """Return an event as a line of a file."""
-    return f"{_encode(event)}\n".encode()
+    return f"{encode(event)}\n".encode()

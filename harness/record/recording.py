@@ -38,7 +38,7 @@ PACKAGES = (
 )
 """Whose versions are written down, where they are installed."""
 _now = time.monotonic_ns
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = form.encode
 
 
 class RecordingError(ValueError):

@@ -23,7 +23,7 @@ from harness.scenario.schema import Scenario
 LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "constant": "dr_grpo"}
 """TRL's names of our aggregations; ``dapo`` divides by the tokens of all microbatches of an optimizer step."""
 SCALES = {"normalized_rewards": "group", "centered_rewards": "none", "batch_normalized_rewards": "batch"}
-"""TRL's ``scale_rewards`` for our advantages."""
+"""What these deltas divide by, in TRL's word ``scale_rewards``; the others have no counterpart elsewhere."""
 EPS = 1e-4
 """What TRL adds to the standard deviation of a group's rewards."""
 ONLY: Mapping[str, Callable[[Scenario], bool]] = {

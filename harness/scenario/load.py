@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import UserError
-from harness.core.experiment import EXPERIMENT_SETTINGS, NAMING
+from harness.core.experiment import EXPERIMENT_SETTINGS, NAMING, USUAL_BLOCKS
 from harness.core.named_files import SCENARIOS, SUFFIXES, VERSUS, NamedFiles, display
 from harness.core.regular_files import read_regular
 from harness.scenario.axes import expand, parse_scenario
@@ -30,8 +30,6 @@ MORE_ARMS = "arms+"
 MOST_EXTENDED = 20
 """Scenarios in a row of which each extends the next."""
 MOST_OVERRIDES, _LONGEST_ORIGIN = 1000, 200
-USUAL_BLOCKS = 10
-"""Enough for a verdict on a stage, too."""
 
 
 def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Scenario:

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.compare.numbers import plural
 from harness.core.arguments import out_argument
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.experiment import USUAL_BLOCKS
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
 from harness.probes.provenance import machine_facts
@@ -20,12 +21,9 @@ from harness.probes.recorded_command import PROFILERS, check_profiler
 from harness.record.recording import RecordingError, begin_folder
 from harness.record.seams import shims
 from harness.results.anonymous import safe_name
-from harness.results.experiment_plan import EXPERIMENT
 from harness.results.reader import RESULTS
 from harness.results.writer import LOG, experiment_name
 
-USUAL = 10
-"""Blocks of several commands."""
 BETWEEN = ":::"
 """Between two commands that are compared."""
 EPILOG = """
@@ -57,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blocks",
         type=int,
         metavar="N",
-        help=f"run commands in turns, N times each (default of several: {USUAL}), for a verdict; {BETWEEN} stands "
-        "between two, and {seed} in one is the block's seed",
+        help=f"run commands in turns, N times each (default of several: {USUAL_BLOCKS}), for a verdict; {BETWEEN} "
+        "stands between two, and {seed} in one is the block's seed",
     )
     parser.add_argument(
         "--resume", type=Path, metavar="FOLDER", help="go on with this experiment of --blocks; name the same commands"
@@ -93,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
     """Run several commands as the arms of an experiment, in blocks."""
+    from harness.run.continuation import is_of_several
     from harness.run.experiment import go_on_with, run_scenario
     from harness.scenario.load import check_data
 
@@ -104,7 +103,7 @@ def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
     data = {
         "name": safe_name(options.name),
         "description": f"{' against '.join(names)}, recorded.",
-        "blocks": USUAL if options.blocks is None else options.blocks,
+        "blocks": USUAL_BLOCKS if options.blocks is None else options.blocks,
         "arms": {name: {"command": command} for name, command in zip(names, commands, strict=True)},
     }
     scenario = check_data(data, "record")
@@ -112,7 +111,7 @@ def _compare(options: argparse.Namespace, commands: list[list[str]]) -> int:
         if not options.resume.is_dir():
             what = f"--resume expects the folder of an experiment, and {str(options.resume)!r} is none"
             raise UserError(what, "--resume", "name one that was stopped: results/recorded/DATE-TIME")
-        if not (options.resume / EXPERIMENT).is_file():
+        if not is_of_several(options.resume):
             what = f"--resume goes on with an experiment of --blocks, and {str(options.resume)!r} is none"
             raise UserError(what, "--resume", "record a single run again, without --resume")
         return go_on_with(options.resume, scenario, quiet=False)
