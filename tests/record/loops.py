@@ -13,13 +13,13 @@ import sys
 import time
 import typing
 from contextlib import suppress
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import typing_extensions
+
+from harness.oracle.peers import Absent
 
 typing.TypedDict = typing_extensions.TypedDict  # SkyRL's configuration on Python 3.11
 torch.set_num_threads(1)
@@ -46,34 +46,6 @@ class Stub:
 
     def __bool__(self) -> bool:
         return False
-
-
-class Absent(Loader):
-    """Finds empty modules in place of some that a trainer imports and these loops do not need: large, or for a GPU."""
-
-    def __init__(self, *packages: str) -> None:
-        self.packages = packages
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, *more: Any) -> ModuleSpec | None:
-        """Find modules of the packages, and no others."""
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.packages else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return a module whose classes are empty and whose other members are stubs."""
-        return Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """It is empty."""
-
-
-class Empty(ModuleType):
-    """A module of anything."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {}) if name[0].isupper() else Stub()
 
 
 def verl() -> None:
