@@ -21,7 +21,7 @@ from harness.compare.environment import unlike, unlike_threads, why_not_comparab
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.fairness import NOTHING_UNEQUAL, Draft, Fairness, Pools, draft_of
 from harness.compare.imported import is_of_logs, over_steps
-from harness.compare.numbers import listed, plural
+from harness.compare.numbers import listed
 from harness.compare.occasions import Baseline
 from harness.compare.stats.drift import speed_drift
 from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate, of_blocks, of_occasions
@@ -469,13 +469,14 @@ def effect_word(effect: Effect, judgement: Judgement) -> str:
 
 
 def why_open(effect: Effect) -> str:
-    """Return in two words why one cannot tell which way an effect goes; empty where one can."""
+    """Return in two words why one cannot tell which way an effect goes; empty where one can, and of few blocks, whose
+    number is in the answer."""
     if effect.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT):
         return ""
     if effect.verdict is Verdict.NOT_COMPARABLE:
         return "unlike runs"
     if effect.blocks < FEWEST_BLOCKS:
-        return plural(effect.blocks, "block")
+        return ""
     if effect.p_adjusted is None or effect.ratio is None:
         return "see above"  # what is missing for a verdict, which the answer says
     if not effect.shows:

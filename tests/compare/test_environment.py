@@ -189,7 +189,7 @@ def test_settings_of_two_commands_have_to_be_alike(key, before, after):
 def test_a_name_a_seed_and_the_number_of_blocks_may_differ_and_no_other_unsaved_setting():
     then = {"name": "bench", "description": "then", "seed": 3, "blocks": 1, "steps": 6}
     assert reasons(runs_of(settings=then), runs_of(settings={"name": "bench", "seed": 7, "steps": 6})) == ""
-    assert reasons(runs_of(settings={"steps": 6}), runs_of()) == "the settings of 6 runs were not recorded"
+    assert reasons(runs_of(settings={"steps": 6}), runs_of()).startswith("the settings of 6 runs were not recorded")
 
 
 def test_another_text_in_the_same_template_file_is_not_comparable():

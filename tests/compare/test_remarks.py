@@ -145,7 +145,7 @@ def test_time_and_reward_are_one_answer_with_one_interval():
     )
     # where rewards decide they come first, with the same interval and not one that is widened for the machine
     reward = effect(INCONCLUSIVE, exp(-0.02), exp(-0.2), exp(0.16), name=REWARD_AT_ROLLOUTS.name)
-    no_difference = f"no difference in reward between b and a {shown}"
+    no_difference = f"No difference in reward between b and a {shown}"
     assert_told(experiment, "answer", judged_as(reward, *FASTER[0].effects), f"{no_difference} {IS_FASTER}")
     assert_told(experiment, "answer", judged_as(reward), no_difference)  # as against another folder
 

@@ -102,7 +102,8 @@ def _step_words(item: Judgement) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper() if text.startswith(CANNOT_TELL) else text[:1]}{text[1:]}."
+    starts_with_arm = not text.startswith((CANNOT_TELL, "no difference"))
+    return f"{text[:1] if starts_with_arm else text[:1].upper()}{text[1:]}."
 
 
 def _unfinished(experiment: Experiment, item: Judgement) -> str:
