@@ -1,0 +1,1 @@
+"""What other trainers ship, called in their own environments. It imports nothing of this project but itself."""
