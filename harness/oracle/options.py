@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,14 +108,11 @@ def step_of(option: Option, tensors: Mapping[str, Tensor]) -> Step:
         own["mask"][::3] = 0
     if option.equal_rewards:
         own["rewards"] = own["rewards"][own["group"] * (len(own["group"]) // (int(own["group"].max()) + 1))]
-    if option.asks == "loss":
-        return Step(header=option.header, tensors=own)
-    step = Step(header=option.header, tensors=own)
-    return replace(step, tensors=own | {"advantages": advantages(step)})
+    return Step(header=option.header, tensors=own)
 
 
 def usual_batch() -> dict[str, Tensor]:
-    """Return the tensors of a batch that is off-policy by three gaps: to the old policy, the engine's and a reference."""
+    """Return the tensors of a batch that is off-policy: by gaps to the old policy, the engine's and a reference."""
     generator = torch.Generator().manual_seed(0)
     rows = GROUPS * GROUP_SIZE
 

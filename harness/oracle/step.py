@@ -16,7 +16,15 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.grpo.aggregate import Aggregation
-from harness.settings.loss import AdvantageSettings, Delta, KlEstimator, LossSettings, LossType
+from harness.settings.loss import (
+    AdvantageSettings,
+    Delta,
+    ImportanceSettings,
+    KlEstimator,
+    KlSettings,
+    LossSettings,
+    LossType,
+)
 
 FIX = "see docs/oracle.md for what the file holds"
 
