@@ -1,7 +1,7 @@
 """Fake loops on the shipped timers, loggers and methods of other trainers: ``python loops.py NAME``.
 
-Each takes three steps; what a stage does is to sleep. It runs in a trainer's environment (``harness oracle --install``) and
-knows nothing of being recorded: ``test_trainers.py`` says what the recording must hold.
+Each takes three steps; what a stage does is to sleep. It runs in a trainer's environment (``harness oracle --install``)
+and knows nothing of being recorded: ``test_trainers.py`` says what the recording must hold.
 """
 
 # mypy: disable-error-code="untyped-decorator, attr-defined"
