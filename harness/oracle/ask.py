@@ -45,6 +45,7 @@ _SERVE = (
     "import importlib.util, os, sys\n"
     "spec = importlib.util.spec_from_file_location('peers', sys.argv[1])\n"
     "sys.modules['peers'] = importlib.util.module_from_spec(spec)\n"
+    "spec.loader.exec_module(sys.modules['peers'])\n"
     "from peers.serve import main\n"
     "main()"
 )

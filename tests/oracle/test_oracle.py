@@ -40,8 +40,8 @@ for line in sys.stdin:
     loss = -np.minimum(free, bound)[mask].mean()
     gradient = np.where(free <= bound, -free, 0.0)[mask] / mask.sum()
     matched = {"variant": "matched", "options": {"clip": 0.2}, "loss": loss, "gradient": gradient.tolist()}
-    r = t["rewards"].reshape(-1, 4)
-    values = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True, ddof=1) + 1e-6)).ravel().tolist()
+    groups = [t["rewards"][t["group"] == number] for number in np.unique(t["group"])]
+    values = np.concatenate([(r - r.mean()) / (r.std(ddof=1) + 1e-6) for r in groups]).tolist()
     CHANGE
     answer = {"losses": [matched], "advantages": [{"values": values}]}
     open(asked["answer"], "w").write(json.dumps(answer))
