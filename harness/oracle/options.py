@@ -14,6 +14,8 @@ from harness.oracle.step import AdvantageOptions, Header, Importance, Kl, LossOp
 
 GROUPS, GROUP_SIZE, TOKENS = 4, 6, 24
 CONSTANT = 24.0
+FURTHER = ("reference_log_probs", "engine_log_probs", "entropy")
+"""Tensors that some options need."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,8 @@ OPTIONS = (
 
 def step_of(option: Option, tensors: Mapping[str, Tensor]) -> Step:
     """Return an option's step, of a batch that has every tensor that some option needs."""
-    loss = option.header.loss
-    unused = {
-        "reference_log_probs": loss.kl.coefficient == 0,
-        "engine_log_probs": loss.importance.mode == "off",
-        "entropy": loss.entropy_coefficient == 0,
-    }
-    own = {name: tensor for name, tensor in tensors.items() if not unused.get(name, False)}
+    needed = option.header.loss.needed()
+    own = {name: tensor for name, tensor in tensors.items() if name in needed or name not in FURTHER}
     if option.truncated:
         own["mask"] = own["mask"].clone()
         own["mask"][::3] = 0

@@ -83,6 +83,15 @@ class LossOptions:
             importance=Importance(mode=mode, level=loss.importance.level, **bounds),
         )
 
+    def needed(self) -> list[str]:
+        """Return the tensors (B, T) that the options ask for beside those of every step."""
+        asked = {
+            "reference_log_probs": self.kl.coefficient > 0,
+            "engine_log_probs": self.importance.mode != "off",
+            "entropy": self.entropy_coefficient > 0,
+        }
+        return [name for name, is_asked in asked.items() if is_asked]
+
     def settings(self) -> LossSettings:
         """Return them as settings; ``constant``, which need not be a whole number of tokens there, apart."""
         importance = {name: value for name, value in asdict(self.importance).items() if value is not None}
@@ -181,19 +190,9 @@ def read_step(path: Path) -> Step:
     return Step(header=header, tensors=tensors)
 
 
-def _needed(loss: LossOptions) -> list[str]:
-    """Return the tensors (B, T) that the options ask for beside those of every step."""
-    asked = {
-        "reference_log_probs": loss.kl.coefficient > 0,
-        "engine_log_probs": loss.importance.mode != "off",
-        "entropy": loss.entropy_coefficient > 0,
-    }
-    return [name for name, is_asked in asked.items() if is_asked]
-
-
 def _check(tensors: Mapping[str, Tensor], header: Header, path: Path) -> None:
     shape, rollouts = tensors["log_probs"].shape, tensors["rewards"].shape
-    further = _needed(header.loss)
+    further = header.loss.needed()
     if absent := [name for name in further if name not in tensors]:
         raise UserError(f"it has no {', '.join(absent)}, which its options need", str(path), FIX)
     expected = dict.fromkeys(("log_probs", "old_log_probs", "mask", *further), shape)

@@ -105,17 +105,17 @@ def test_a_search_finds_what_the_usual_batch_does_not_show(tmp_path: Path) -> No
     with Implementation(fake(tmp_path, change), Limits()) as implementation:
         (cell,) = cells_of(implementation, option, step_of(option, batch))
         assert (cell.status, cell.searched) == ("equal", 1)
-        (cell,) = compared(implementation, option, batch, 25)
+        (cell,) = compared(implementation, option, batch, 12)
     assert (cell.status, cell.gap) == ("differs", pytest.approx(1))
-    assert cell.searched > 25
+    assert cell.searched > 12
     assert cell.smallest is not None
     tensors = cell.smallest.tensors
     assert tensors["mask"].shape == (2, 1)
     ratios = (tensors["log_probs"] - tensors["old_log_probs"]).exp()
     assert ratios.max() > 100
     with Implementation(fake(tmp_path), Limits()) as implementation:
-        (cell,) = compared(implementation, option, batch, 15)
-    assert (cell.status, cell.searched, cell.smallest) == ("equal", 16, None)
+        (cell,) = compared(implementation, option, batch, 8)
+    assert (cell.status, cell.searched, cell.smallest) == ("equal", 9, None)
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
