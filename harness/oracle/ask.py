@@ -123,7 +123,7 @@ def command_of(name: str, python: Path, peers: Path = Path(__file__).parent / "p
         python: of its environment.
         peers: the package that knows it.
     """
-    return [str(python.absolute()), "-I", "-c", _SERVE, str(peers / "__init__.py"), name]
+    return [str(python.absolute()), "-I", "-c", _SERVE, str((peers / "__init__.py").absolute()), name]
 
 
 class Failed(Exception):
