@@ -70,6 +70,9 @@ def make(folder: Path, requirements: Path) -> Path:
         chosen = ["--require-hashes", "--no-deps", "--target", str(site), "--requirement", str(requirements)]
         subprocess.run([*install, *chosen], check=True)
         (folder / _INSTALLED).write_bytes(requirements.read_bytes())
-    except (subprocess.CalledProcessError, OSError) as error:
-        raise UserError(f"the environment was not made: {error}", str(folder), "see the lines above") from None
+    except subprocess.CalledProcessError as error:
+        what = f"what {requirements.name} names was not installed (exit code {error.returncode})"
+        raise UserError(what, str(folder), "see the lines above") from None
+    except OSError as error:
+        raise UserError(f"the environment was not made: {error.strerror}", str(folder)) from None
     return python
