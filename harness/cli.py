@@ -49,14 +49,9 @@ COMMANDS = {
     "compare": ("harness.report.compare_command", "compare results", "compare results/"),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
-    "recompute": (
-        "harness.run.commands.recompute",
-        "compute a kept training step again, and compare",
-        "recompute RUN_FOLDER --step 3",
-    ),
     "oracle": (
         "harness.oracle.command",
-        "give a kept step to the losses of other trainers",
+        "make a kept step again, here and by other trainers' losses",
         "oracle RUN_FOLDER --step 3 --against trl,verl",
     ),
     "sweep": ("harness.run.commands.run", "run or continue a sweep, point by point", "sweep learning_rates --status"),
@@ -105,7 +100,7 @@ COMMANDS = {
 """Module, purpose and example of each command; ``bench`` and ``sweep`` are short names of ``run``."""
 DOORS = {
     "I have a run of my own trainer": ("record", "import", "oracle"),
-    "I want to run an experiment": ("list", "validate", "run", "bench", "sweep", "evaluate", "dataset", "recompute"),
+    "I want to run an experiment": ("list", "validate", "run", "bench", "sweep", "evaluate", "dataset"),
     "I want to know before I buy": ("simulate", "whatif", "calibrate"),
     "What was measured": ("compare", "report", "trace"),
     "This machine": ("doctor", "gpu-check"),

@@ -30,7 +30,7 @@ def offered(line: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        pytest.param("grpo-harness r", ["run", "report", "recompute", "record"], marks=pytest.mark.slow),
+        pytest.param("grpo-harness r", ["run", "report", "record"], marks=pytest.mark.slow),
         pytest.param("grpo-harness run quick", ["quickstart", "quickstart_seeds"], marks=pytest.mark.slow),
         ("grpo-harness run mi", ["mine"]),
         ("grpo-harness run quickstart --dr", ["--dry-run"]),

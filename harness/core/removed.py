@@ -28,7 +28,7 @@ INSTEAD = {
     "compare --format": "--json, or --md",
     "report --out": "-o FILE",
     "trace --json": "leave it out: the file is JSON itself",
-    "recompute --json": "leave it out: the exit code is 0 where all agree, else 1",
+    "recompute": "python -m harness oracle RUN_FOLDER --step N",
     "import -o": "--out DIR",
     "calibrate --exclude-model": "name the runs to fit: --from FOLDER FOLDER",
     "calibrate --description": "edit `description` in the profile, which is a YAML file",

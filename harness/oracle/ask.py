@@ -32,6 +32,8 @@ MOST_SAID = 2**20
 """Most bytes that an implementation may say of itself."""
 MOST_STARTS = 3
 """An implementation that failed is started again for the next question, so many times in all."""
+END_S = 10.0
+"""Time that an implementation which says no more has to end."""
 _LIMITED = (
     "import os, resource, sys\n"
     "for limit, most in ((resource.RLIMIT_DATA, int(sys.argv[1])), (resource.RLIMIT_FSIZE, int(sys.argv[2])), "
@@ -43,6 +45,7 @@ _SERVE = (
     "import importlib.util, os, sys\n"
     "spec = importlib.util.spec_from_file_location('peers', sys.argv[1])\n"
     "sys.modules['peers'] = importlib.util.module_from_spec(spec)\n"
+    "spec.loader.exec_module(sys.modules['peers'])\n"
     "from peers.serve import main\n"
     "main()"
 )
@@ -228,7 +231,7 @@ class Implementation:
     def _ended(self) -> str:
         assert self._process is not None
         try:
-            code = self._process.wait(10)
+            code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             return "it closed its answers and did not end"
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"

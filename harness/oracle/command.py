@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from harness.core.errors import UserError
 from harness.oracle.environments import PEERS, folder_of, interpreter, make, requirements_of
 
 if TYPE_CHECKING:
+    from harness.oracle.ask import Limits
     from harness.oracle.kept import Again
     from harness.oracle.step import Step
     from harness.report.console import Output
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
   python -m harness oracle results/quickstart/20260101-120000 --step 3
   python -m harness oracle step.safetensors --against trl,verl
   python -m harness oracle --install trl,verl
+  python -m harness oracle --options --search 25
 
 Exit codes: 0 the table was made, whatever it says of others; 1 the recorded figures are not what is computed here;
 2 bad input.
@@ -33,6 +35,15 @@ MOST_NAMED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
+    parser.add_argument("--options", action="store_true", help="compare every option of the loss, on made-up batches")
+    parser.add_argument(
+        "--search",
+        type=from_0,
+        default=0,
+        metavar="N",
+        help="with --options: search N batches for the largest difference",
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with --options: write the table as Markdown")
     parser.add_argument(
         "run", metavar="RUN", nargs="?", type=Path, help="a run's folder, or a step as a safetensors file"
     )
@@ -75,21 +86,53 @@ def run(options: argparse.Namespace) -> int:
     wanted = list(PEERS) if options.against is None else _known(options.against, "--against")
     if not options.time_limit > 0 or not options.memory_limit > 0:
         raise UserError("a limit of time or memory must be above 0", "--time-limit, --memory-limit")
-    step, again = _step(options)
+    limits = Limits(options.time_limit, int(options.memory_limit * GIB))
+    pythons = {name: interpreter(name, options.environments) for name in wanted}
+    commands = {name: command_of(name, python) for name, python in pythons.items() if python is not None}
+    missing = [name for name in wanted if name not in commands]
     output = Output()
+    if options.options:
+        return _options(options, output, commands, limits, missing)
+    step, again = _step(options)
     agrees = True if again is None else _print_checks(output, options.step, again)
     if step.header.loss.type == "own":
         output.print("The loss is a function of your own, which no implementation has.")
         return 0 if agrees else 1
-    pythons = {name: interpreter(name, options.environments) for name in wanted}
-    commands = {name: command_of(name, python) for name, python in pythons.items() if python is not None}
-    limits = Limits(options.time_limit, int(options.memory_limit * GIB))
     answers = ask_all(commands, limits, lambda implementation: asked(implementation, step))
-    missing = [name for name in wanted if name not in commands]
     made, details = table(step, None if again is None else again.loss, answers, missing)
     print_table(output, made)
     print_list(output, "Options", details)
     return 0 if agrees else 1
+
+
+def _options(
+    options: argparse.Namespace, output: Output, commands: Mapping[str, list[str]], limits: Limits, missing: list[str]
+) -> int:
+    from rich.console import Console
+
+    from harness.core.atomic_files import check_writable, whole_file
+    from harness.core.progress import progress_bars
+    from harness.oracle.ask import ask_all
+    from harness.oracle.options import OPTIONS
+    from harness.oracle.page import found, options_table, page
+    from harness.report.terminal import print_list, print_table
+
+    if not commands:
+        raise UserError("no trainer is here", str(options.environments), "python -m harness oracle --install trl")
+    if options.page is not None:
+        check_writable(options.page.parent)
+    with progress_bars(Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("comparing options", total=len(commands) * len(OPTIONS))
+        results = ask_all(commands, limits, lambda peer: found(peer, options.search, lambda: bar.advance(task)))
+    made, details = options_table(results)
+    print_table(output, made)
+    print_list(output, "Without an answer", [*details, *(f"{name}: no environment has it" for name in missing)])
+    if options.page is not None:
+        searched = f" --search {options.search}" if options.search else ""
+        command = f"python -m harness oracle --options{searched} --page {options.page.name}"
+        with whole_file(options.page) as file:
+            file.write(page(results, options.search, command).encode())
+    return 0
 
 
 def _known(names: str, place: str) -> list[str]:

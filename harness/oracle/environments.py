@@ -67,7 +67,7 @@ def make(folder: Path, requirements: Path) -> Path:
         site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (site / "project.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
-        chosen = ["--no-deps", "--target", str(site), "--requirement", str(requirements)]
+        chosen = ["--require-hashes", "--no-deps", "--target", str(site), "--requirement", str(requirements)]
         subprocess.run([*install, *chosen], check=True)
         (folder / _INSTALLED).write_bytes(requirements.read_bytes())
     except (subprocess.CalledProcessError, OSError) as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.oracle.ours import advantages
 from harness.oracle.step import AdvantageOptions, Header, Importance, Kl, LossOptions, Step
 
-GROUPS, GROUP_SIZE, TOKENS = 4, 4, 24
+GROUPS, GROUP_SIZE, TOKENS = 4, 6, 24
 CONSTANT = 24.0
 
 
@@ -121,7 +121,7 @@ def usual_batch() -> dict[str, Tensor]:
 
     lengths = torch.randint(1, TOKENS + 1, (rows,), generator=generator)
     old = -3 * torch.rand(rows, TOKENS, dtype=torch.float64, generator=generator)
-    rewards = torch.randint(0, 5, (rows,), generator=generator).double() / 4
+    rewards = torch.randint(0, 11, (rows,), generator=generator).double() / 10
     made = {
         "log_probs": old + drawn(0.6),
         "old_log_probs": old,

@@ -1,4 +1,4 @@
-"""Training steps that a run keeps whole, so that ``recompute`` can make them again.
+"""Training steps that a run keeps whole, so that ``oracle`` can make them again.
 
 ``RUN_FOLDER/kept_steps/step_N`` has what the Learner had learnt before training step N (a checkpoint's half), what it
 was given (``batch.json``, ``batch.safetensors``) and what it returned (``result.json``). It is there when the step is

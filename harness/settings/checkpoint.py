@@ -15,7 +15,7 @@ class CheckpointSettings(Settings):
     asynchronous: bool = False
     """Continue training while it is written; the Learner waits only for a copy in main memory."""
     keep_steps: tuple[AtLeast0, ...] = ()
-    """Training steps, counted from 0, that are kept whole for `recompute`."""
+    """Training steps, counted from 0, that are kept whole for `oracle`."""
     keep_steps_every: AtLeast1 | None = None
     """The same for every training step that this number divides; null: no others."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.recompute import TOLERANCE, recompute
+from harness.oracle.kept import TOLERANCE, make_again
 from harness.scenario.load import load_scenario
 from tests.e2e.conftest import finish
 from tests.e2e.test_resume_killed import RANKS, command, run_folder
@@ -22,9 +22,9 @@ def test_a_step_of_two_ranks_is_recomputed_in_one_process(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for step in (0, 2):
-        checks, notes = recompute(run_folder(tmp_path / "out"), step, load_scenario("resumed.yaml"))
-        assert [check.what for check in checks if not check.agrees] == []
-        figures = {check.what: check for check in checks}
+        again = make_again(run_folder(tmp_path / "out"), step, load_scenario("resumed.yaml"))
+        assert [check.what for check in again.checks if check.differing] == []
+        figures = {check.what: check for check in again.checks}
         assert (figures["loss"].values, figures["gradient norm"].values) == (2, 2)
-        assert max(check.largest for check in checks) <= TOLERANCE
-        assert any("2 ranks" in note for note in notes)
+        assert max(check.largest for check in again.checks) <= TOLERANCE
+        assert any("2 ranks" in note for note in again.notes)

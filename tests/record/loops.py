@@ -1,7 +1,7 @@
 """Fake loops on the shipped timers, loggers and methods of other trainers: ``python loops.py NAME``.
 
-Each takes three steps; what a stage does is to sleep. It runs in a trainer's environment (``tests.record.peers``) and
-knows nothing of being recorded: ``test_trainers.py`` says what the recording must hold.
+Each takes three steps; what a stage does is to sleep. It runs in a trainer's environment (``harness oracle --install``)
+and knows nothing of being recorded: ``test_trainers.py`` says what the recording must hold.
 """
 
 # mypy: disable-error-code="untyped-decorator, attr-defined"
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import typing_extensions
 
-from harness.oracle.peers import Absent
+from harness.oracle.peers.common import Absent
 
 typing.TypedDict = typing_extensions.TypedDict  # SkyRL's configuration on Python 3.11
 torch.set_num_threads(1)

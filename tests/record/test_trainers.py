@@ -1,7 +1,8 @@
-"""The shims of trainers on what their wheels ship, in an environment each: ``python -m tests.record.peers NAME``."""
+"""The shims of trainers on what their wheels ship, in an environment each: ``harness oracle --install NAME``."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import pytest
 
 from harness.cli import main
 from harness.core.trace import Stage
+from harness.oracle.environments import PEERS, REQUIREMENTS, folder_of, is_current, requirements_of
 from harness.record.seams import shims
 from harness.results import find_runs
 from harness.results.writer import LOG
-from tests.record.peers import NAMES, python_of
 
 HERE = Path(__file__).parent
+ENVIRONMENTS = Path(os.environ.get("ORACLE_ENVIRONMENTS", HERE.parents[1]))
+"""Where ``.venv-NAME`` are."""
+OLDEST_TRL = HERE / "requirements" / "trl-0.24.txt"
 STAGES = {
     "verl": [
         ("generate", 30), ("score", 10), ("old_logprobs", 15), ("reference_logprobs", 10), ("prepare_batch", 5),
@@ -52,9 +56,10 @@ LOGGED = {
 
 
 def recorded(tmp_path, monkeypatch, name, *command, trainer):
-    python = python_of(name)
-    if python is None:
-        pytest.skip(f"its environment is not here: python -m tests.record.peers {name}")
+    folder = folder_of(name, ENVIRONMENTS)
+    if not is_current(folder, OLDEST_TRL if name == "trl-0.24" else requirements_of(name)):
+        pytest.skip(f"its environment is not here, or has other packages: python -m harness oracle --install {name}")
+    python = folder / "bin" / "python"
     monkeypatch.delenv("PYTHONPATH", raising=False)
     program = [str(python), "-W", "ignore", *map(str, command)]
     assert main(["record", "--trainer", trainer, "--out", str(tmp_path), "--", *program]) == 0
@@ -91,7 +96,10 @@ def test_a_trainers_own_timers_are_recorded(tmp_path, monkeypatch, name):
 
 @pytest.mark.slow
 def test_the_oldest_trl_that_can_be_had_is_recorded(tmp_path, monkeypatch):
-    """0.24, where the profiling context is a generator, with transformers 4: a real run of six steps."""
+    """0.24, where the profiling context is a generator, with transformers 4: a real run of six steps.
+
+    ``make(folder, OLDEST_TRL)`` of ``harness.oracle.environments`` makes its environment.
+    """
     from harness.learner.warm_start import warm_start_policy
     from harness.models.storage import save_policy
 
@@ -125,5 +133,4 @@ def test_workers_of_ray_have_lanes_of_their_own(tmp_path, monkeypatch):
 
 
 def test_each_trainer_has_an_environment_and_a_loop():
-    pinned = {name.partition("-")[0] for name in NAMES}
-    assert set(STAGES) | {"trl"} == set(shims()) == pinned
+    assert set(STAGES) | {"trl"} == set(shims()) == {path.stem for path in REQUIREMENTS.glob("*.txt")} == set(PEERS)
