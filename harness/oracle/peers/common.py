@@ -40,6 +40,7 @@ class Step:
         advantages_BT: those of each row, at each token.
         rewards: (N,) float32, as trainers have them.
         group: (N,) the number of each rollout's group; ``group_B`` that of each row.
+        rows: (B,) which rollout each row is.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,8 +58,9 @@ class Step:
         self.mask_bool = tensors["mask"].bool()
         self.mask = self.mask_bool.double()
         self.rewards, self.group = tensors["rewards"].float(), tensors["group"]
-        self.group_B = self.group[tensors["rows"]]
-        self.advantages_BT = tensors["advantages"].double()[tensors["rows"]][:, None].expand_as(self.mask)
+        self.rows = tensors["rows"]
+        self.group_B = self.group[self.rows]
+        self.advantages_BT = tensors["advantages"].double()[self.rows][:, None].expand_as(self.mask)
 
     @property
     def low_high(self) -> tuple[float, float]:
@@ -71,6 +73,13 @@ class Step:
         if len(set(sizes.tolist())) != 1:
             raise NoCounterpart("groups of unequal sizes")
         return int(sizes[0])
+
+    def mask_of_rollouts(self) -> Tensor:
+        """Return the mask of each rollout, (N, T) float32; the first token of those without any or without a row."""
+        mask = torch.zeros(len(self.rewards), self.mask.shape[1])
+        mask[self.rows] = self.mask.float()
+        mask[mask.sum(dim=1) == 0, 0] = 1
+        return mask
 
     def parts(self) -> list[list[slice]]:
         """Return the rows of each microbatch of each rank: equally many, one after the other."""
