@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .common import NO_CLIP, Advantages, Because, NoCounterpart, Options, Peer, Step, named
-from .of_verl import only, outcome, scaled, whitened
+from .of_verl import FLOAT32, only, outcome, scaled, whitened
 
 REDUCTIONS = {
     "token_mean": "token_mean",
@@ -181,11 +181,12 @@ DEFAULTS = (
 
 _WORKER = "skyrl.backends.skyrl_train.workers.worker"
 _KL = "the KL is averaged over each response and then over responses, whatever loss_reduction says"
+_MEAN = "kl_loss = masked_mean(kl_loss, loss_mask, dim=-1).mean()"
 BECAUSE = (
-    *(
-        Because(f"KL {estimator}", _KL, _WORKER, "kl_loss = masked_mean(kl_loss, loss_mask, dim=-1).mean()")
-        for estimator in ("k1", "k2", "k3")
-    ),
+    Because("KL k1", _KL, _WORKER, _MEAN),
+    Because("KL k2", _KL, _WORKER, _MEAN),
+    Because("KL k3", f"{_KL}; and the estimate is cut at 10, where it has no gradient", _WORKER, _MEAN),
+    Because("equal rewards", FLOAT32, "skyrl.backends.skyrl_train.utils.ppo_utils", "/ (id2std[index[i]] + epsilon)"),
     Because(
         "whitened over the batch",
         "the deviation is that of all tokens, but the mean counts padding too, so that it depends on the longest "

@@ -207,6 +207,12 @@ _EPS = "1e-4 is added to the deviation, which no setting changes"
 _MODULES = "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"
 BECAUSE = (
     Because("deviation of the group", _EPS, _MODULES[0], "advantages = advantages / (std_rewards + 1e-4)"),
+    Because(
+        "equal rewards",
+        "the mean is float32, and its rounding is divided by a deviation that is about 0, plus 1e-4",
+        _MODULES[0],
+        "advantages = advantages / (std_rewards + 1e-4)",
+    ),
     Because("deviation of the batch", _EPS, _MODULES[0], "advantages = advantages / (std_rewards + 1e-4)"),
     Because("whitened over the batch", _EPS, _MODULES[1], "/ (nanstd(advantages) + 1e-4)"),
 )

@@ -84,7 +84,11 @@ def load() -> Peer:
         if not correction:
             return fields
         batch = DataProto.from_dict(fields | {"rollout_log_probs": step.engine})
-        return dict(compute_rollout_correction_and_add_to_batch(batch, RolloutCorrectionConfig(**correction))[0].batch)
+        try:
+            batch, _ = compute_rollout_correction_and_add_to_batch(batch, RolloutCorrectionConfig(**correction))
+        except ZeroDivisionError:  # of compute_is_metrics, which divides by the mean square of the weights
+            raise NoCounterpart("weights that are all 0, on which its figures raise ZeroDivisionError") from None
+        return dict(batch.batch)
 
     def loss(step: Step, log_probs: Tensor, options: Options) -> Tensor:
         """Go through microbatches and ranks as ``verl/workers/engine/fsdp/transformer_impl.py:724`` does: the numbers
@@ -183,7 +187,15 @@ def outcome(function: Callable[..., Any]) -> Callable[[Step, Options], Tensor]:
     return values
 
 
+FLOAT32 = "the mean is float32, and its rounding is divided by a deviation that is about 0, plus 1e-6"
 BECAUSE = (
+    Because(
+        "KL k3",
+        "the estimate is cut at 10, where it has no gradient",
+        "verl.trainer.ppo.core_algos",
+        "return torch.clamp(kld, min=-10, max=10)",
+    ),
+    Because("equal rewards", FLOAT32, "verl.trainer.ppo.core_algos", "/ (id2std[index[i]] + epsilon)"),
     Because(
         "whitened over the batch",
         "mean and deviation are those of all tokens, so that long responses weigh more, and 1e-8 is added to the "
