@@ -1,4 +1,8 @@
-"""tinker-cookbook: ``compute_advantages``, which subtracts the mean."""
+"""tinker-cookbook: ``compute_advantages``, which subtracts the mean.
+
+Its losses are computed by a service: ``tinker.types.loss_fn_type`` has only their names, a custom loss is one's own.
+The one loss that it ships as code is ``reverse_kl_custom_loss``, of a teacher's top tokens, which has no advantages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from .common import Advantages, NoCounterpart, Options, Peer, Step, named
 
 def words(loss: Options) -> Options:
     """Refuse: there is no loss to call."""
-    raise NoCounterpart("the loss")
+    raise NoCounterpart("the loss, which a remote service computes")
 
 
 def load() -> Peer:
@@ -27,4 +31,6 @@ def load() -> Peer:
         return dict(named(step.advantage["delta"], {"centered_rewards": {}}, "advantage"))
 
     of = Advantages("advantages", mean_only, advantages)
-    return Peer(no_loss="its loss is computed by a remote service", advantages=(of,))
+    return Peer(
+        no_loss="its losses are computed by a remote service, and only their names are shipped", advantages=(of,)
+    )
