@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scenario", metavar="SCENARIO", help="the run's scenario, if the saved one lacks the folders of its files"
     )
     set_argument(parser)
+    translated = "trl, verl, open-instruct or prime-rl"
+    parser.add_argument(
+        "--settings", metavar="TRAINER", help=f"print the scenario that RUN, a file of settings of {translated}, means"
+    )
+    parser.add_argument(
+        "--settings-for", metavar="TRAINER", help="print the settings of this trainer that RUN, a scenario, means"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,6 +65,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: the step cannot be had, or an implementation is not known.
     """
+    if options.settings or options.settings_for:
+        from harness.oracle.settings.command import translate
+
+        return translate(options)
     from harness.report.console import Output
     from harness.report.terminal import print_list, print_table
 
