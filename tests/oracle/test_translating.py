@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -16,13 +17,13 @@ from harness.core.errors import UserError
 from harness.grpo.aggregate import loss_denominator
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
-from harness.oracle.ask import interpreter
 from harness.oracle.settings.command import TABLES, scenario_text
 from harness.oracle.settings.reading import UNREAD, read_settings
 from harness.oracle.settings.translating import effective, nested, scenario_of, to_ours, to_theirs
 from harness.scenario.load import load_scenario
-from tests.oracle.test_oracle import ENVIRONMENTS, made_step
 
+ENVIRONMENTS = Path(os.environ.get("ORACLE_ENVIRONMENTS", Path(__file__).parents[2]))
+"""Where ``.venv-trl`` and ``.venv-verl`` are."""
 ACTOR = "actor_rollout_ref.actor."
 DRAWN = {
     "trl": {
@@ -457,21 +458,21 @@ ASKED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_the_translated_loss_has_the_gradient_of_theirs(tmp_path: Path, name: str) -> None:
-    """Off-policy rows of 3 to 24 tokens, ratios of 0.2 to 5; gradients with respect to log-probs, in float64."""
-    python = interpreter(name, ENVIRONMENTS)
-    if python is None:
-        pytest.skip(f"there is no .venv-{name}, nor has this environment the package")
-    step = made_step()
+    """Off-policy rows of 2 to 24 tokens; gradients with respect to log-probs, in float64; our weights are float32."""
+    python = ENVIRONMENTS / f".venv-{name}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"there is no {python}")
     torch.manual_seed(1)
-    mask_BT = step.tensors["mask"].bool()[:-1]  # verl leaves out rows without tokens, where others count them
-    old_BT = step.tensors["old_log_probs"][:-1]
+    lengths = torch.tensor([24, 3, 10, 17, 5, 24, 8, 2, 12, 20, 6])  # none of 0, which verl leaves out
+    mask_BT = torch.arange(24)[None] < lengths[:, None]
+    old_BT, noise_BT = -torch.rand(11, 24, dtype=torch.float64) * 3, torch.randn(3, 11, 24, dtype=torch.float64)
     tensors = {
         "mask": mask_BT.double(),
-        "log_probs": old_BT + (step.tensors["log_probs"][:-1] - old_BT) * 0.5,
+        "log_probs": old_BT + noise_BT[0] * 0.3,
         "old_log_probs": old_BT,
-        "engine_log_probs": old_BT + torch.randn(old_BT.shape, dtype=torch.float64) * 0.1,
-        "reference_log_probs": old_BT + torch.randn(old_BT.shape, dtype=torch.float64) * 0.5,
-        "advantages": step.tensors["advantages"][:-1, None].expand(old_BT.shape).contiguous(),
+        "engine_log_probs": old_BT + noise_BT[1] * 0.1,
+        "reference_log_probs": old_BT + noise_BT[2] * 0.5,
+        "advantages": torch.randn(11, 1, dtype=torch.float64).expand(11, 24).contiguous(),
     }
     given, out = tmp_path / "in.json", tmp_path / "out.json"
     given.write_text(json.dumps({"settings": ASKED[name], "tensors": {k: v.tolist() for k, v in tensors.items()}}))
@@ -494,3 +495,26 @@ def test_the_translated_loss_has_the_gradient_of_theirs(tmp_path: Path, name: st
         gap = (gradient - torch.tensor(theirs, dtype=torch.float64))[mask_BT].abs().max()
         assert gradient.abs().max() > 1e-3
         assert gap < 1e-8, (settings, float(gap))
+
+
+@pytest.mark.slow
+def test_the_defaults_are_those_of_the_installed_trainers() -> None:
+    """A canary: what a new release changes is named by its key."""
+    found: dict[str, dict] = {}
+    if (python := ENVIRONMENTS / ".venv-trl" / "bin" / "python").exists():
+        names = "from trl import GRPOConfig as C, ModelConfig as M; import dataclasses, json"
+        printed = "print(json.dumps({f.name: f.default for c in (M, C) for f in dataclasses.fields(c)}, default=str))"
+        run = subprocess.run([python, "-I", "-c", f"{names}; {printed}"], capture_output=True, check=True, timeout=300)
+        found["trl"] = json.loads(run.stdout.splitlines()[-1])
+    folder = ENVIRONMENTS / ".venv-verl" / "lib"
+    for path in folder.glob("python*/site-packages/verl/trainer/config/_generated_ppo_trainer.yaml"):
+        found["verl"] = read_settings(path)
+    if not found:
+        pytest.skip(f"neither .venv-trl nor .venv-verl is in {ENVIRONMENTS}")
+    older = {"warmup_ratio", "lr_scheduler_kwargs.min_lr_rate", "actor_rollout_ref.actor.optim.warmup_style"}
+    ours = {"actor_rollout_ref.rollout.name", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"}
+    for name, theirs in found.items():
+        defaults = {key: value for key, value in TABLES[name].defaults.items() if key not in older | ours}
+        assert {key: theirs.get(key, "no such key") for key in defaults} == defaults | (
+            {"algorithm.rollout_correction.rollout_is_threshold": 2.0} if name == "verl" else {}
+        )

@@ -47,6 +47,8 @@ def translate(options: argparse.Namespace) -> int:
         raise UserError("--settings and --settings-for go in two directions", None, "give one of them")
     if options.step is not None:
         raise UserError("--step is for a run, and settings have none", "--step", "leave it out")
+    if options.run is None:
+        raise UserError("no file was named", None, "name the file of settings, or the scenario")
     if name not in TABLES:
         raise UserError(f"{name!r} has no table", "--settings", f"name one of {', '.join(TABLES)}")
     table = TABLES[name]
