@@ -20,6 +20,7 @@ from harness.grpo.tokens import TokenBatch
 from harness.oracle.settings.command import TABLES, scenario_text
 from harness.oracle.settings.reading import UNREAD, read_settings
 from harness.oracle.settings.translating import effective, nested, scenario_of, to_ours, to_theirs
+from harness.run.with_trl import grpo_settings
 from harness.scenario.load import load_scenario
 
 ENVIRONMENTS = Path(os.environ.get("ORACLE_ENVIRONMENTS", Path(__file__).parents[2]))
@@ -284,6 +285,17 @@ def test_a_trl_batch_is_counted_in_rollouts_and_optimizer_steps() -> None:
     assert (small["rollout_batch_size"], small["group_size"]) == (8, 8)  # eight processes, the fewest
 
 
+def test_the_arm_of_vs_trl_has_the_same_words() -> None:
+    """``harness.run.with_trl`` has its own for the settings that it follows."""
+    scenario = load_scenario("vs_trl", ["arms={}"])
+    expected, (theirs, lost) = grpo_settings(scenario), to_theirs(TABLES["trl"], scenario)
+    other_words = {"lr_scheduler_type", "epsilon_high"}  # constant with a warm-up of 0 steps; null, which is epsilon
+    shared = set(expected) & set(theirs) - other_words
+    assert len(shared) > 15
+    assert {key: theirs[key] for key in shared} == {key: expected[key] for key in shared}
+    assert [each for each in lost if each.loss] == []
+
+
 SCRIPT = """
 #!/usr/bin/env bash
 set -x
@@ -332,6 +344,9 @@ def test_nested_and_dotted_yaml_and_parts_of_toml_are_read_alike(tmp_path: Path)
     nested_file.write_text(yaml.safe_dump(nested({f"{ACTOR}clip_ratio_c": 5.0, "data.train_batch_size": 8})))
     dotted.write_text(f"{ACTOR}clip_ratio_c: 5.0\ndata.train_batch_size: 8\n")
     assert read_settings(nested_file) == read_settings(dotted)
+    for word, expected in (("yes", True), ("off", False), ("true", True)):  # booleans to YAML 1.1, texts to 1.2
+        dotted.write_text(f"mask_truncated_completions: {word}\n")
+        assert to_ours(TABLES["trl"], read_settings(dotted), "x").ours["loss.mask_truncated"] is expected
     whole, part = tmp_path / "rl.toml", tmp_path / "orch.toml"
     whole.write_text("[orchestrator]\ngroup_size = 4\n[[orchestrator.train.source]]\nname = 'x'\ngroup_size = 2\n")
     part.write_text("group_size = 4\n[[train.source]]\nname = 'x'\ngroup_size = 2\n")

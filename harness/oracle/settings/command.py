@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from harness.oracle.settings.of_trl import TRL
 from harness.oracle.settings.of_verl import VERL
 from harness.oracle.settings.reading import read_settings
 from harness.oracle.settings.table import Table
-from harness.oracle.settings.translating import Lost, Translated, nested, scenario_of, to_ours, to_theirs
+from harness.oracle.settings.translating import SWITCHES, Lost, Translated, nested, scenario_of, to_ours, to_theirs
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 
@@ -32,7 +33,8 @@ TITLES = (
     (True, "No counterpart, and the loss or its data differ by it:"),
     (False, "No counterpart, without an effect on the loss:"),
 )
-_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
+_PLAIN = re.compile(r"[A-Za-z_](?:[\w./:-]*[\w./-])?")
+"""What needs no quotes in YAML, but for the words of ``SWITCHES`` and null."""
 _WIDTH = 110
 
 
@@ -92,9 +94,12 @@ def settings_text(table: Table, scenario: Scenario) -> str:
         case "yaml":
             written = yaml.safe_dump(nested(theirs), sort_keys=False, allow_unicode=True).splitlines()
         case "hydra":
-            written = [f"{key}={_of_hydra(value)}" for key, value in theirs.items()]
+            written = [f"{key}={_word(value)}" for key, value in theirs.items()]
         case "flags":
-            written = [f"--{key} {_of_flag(value)}" for key, value in theirs.items()]
+            written = [
+                f"--{key} {' '.join(map(_word, value if isinstance(value, list) else [value]))}"
+                for key, value in theirs.items()
+            ]
         case _:
             written = [f"{key} = {json.dumps(value)}" for key, value in theirs.items() if value is not None]
     return "\n".join([*lines, *written, ""])
@@ -139,23 +144,14 @@ def _yaml(data: Mapping[str, Any], translated: Translated, path: tuple[str, ...]
 
 
 def _scalar(value: Any) -> str:
-    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in ("true", "false", "null", "off")
+    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in (*SWITCHES, "null")
     return str(value) if plain else json.dumps(value)
 
 
-def _of_hydra(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else _bare(value)
-
-
-def _of_flag(value: Any) -> str:
-    return " ".join(map(_bare, value)) if isinstance(value, list) else _bare(value)
-
-
-def _bare(value: Any) -> str:
+def _word(value: Any) -> str:
+    """Return a value as a shell's word."""
+    if isinstance(value, str):
+        return shlex.quote(value)
     return (
-        "null"
-        if value is None
-        else json.dumps(value, separators=(",", ":"))
-        if isinstance(value, list | tuple)
-        else str(value)
+        "null" if value is None else shlex.quote(json.dumps(value)) if isinstance(value, list | tuple) else str(value)
     )

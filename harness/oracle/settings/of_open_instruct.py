@@ -109,6 +109,8 @@ def _steps(v: Theirs) -> Ours:  # grpo_fast.py 1032
 
 
 def _lag(v: Theirs) -> Ours:
+    if v["async_steps"] < 1:  # data_loader.py 523: refused there
+        raise ValueError
     control = "in_flight" if v["inflight_updates"] else "wait"
     return {"max_lag": v["async_steps"], "lag_control": control, "placement.colocated": False}
 
@@ -157,7 +159,7 @@ ROWS = (
     Row(theirs={"total_episodes": 100_000}, ours=("steps",), to=_steps, loss=False,
         back=lambda s: {"total_episodes": s["steps"] * s["rollout_batch_size"]}),
     Row(theirs={"async_steps": 8, "inflight_updates": True}, ours=("max_lag", "lag_control"), to=_lag,
-        back=lambda s: {"async_steps": s["max_lag"], "inflight_updates": s["lag_control"] == "in_flight"}),
+        back=lambda s: {"async_steps": max(1, s["max_lag"]), "inflight_updates": s["lag_control"] == "in_flight"}),
     same("seed", 42, "seed"),
     # sampling
     same("response_length", 256, "sampling.max_tokens"),

@@ -29,7 +29,7 @@ _ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\([^()$`]*\))*)\)\)")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
-_LONGEST = 10_000
+_LONGEST = 2000
 """Characters of one word of a script, its variables filled in."""
 
 
@@ -118,7 +118,7 @@ def _of_words(text: str, where: str, flags: bool) -> dict[str, Any]:
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a word with its variables and sums, or ``UNREAD``."""
-    for _ in range(3):
+    for _ in range(3 if len(text) < _LONGEST else 0):
         text = _VARIABLE.sub(lambda match: _of_variable(match, variables), text)[:_LONGEST]
     text = _ARITHMETIC.sub(lambda match: _sum(match[1], variables), text)
     return UNREAD if "$" in text or "`" in text or UNREAD in text else text

@@ -99,7 +99,7 @@ def same(
         value = theirs[key]
         if when is not None and not when(theirs):
             return {}
-        if words is not None and _hashable(value) in words:
+        if words is not None and value in words:
             return {ours: words[value]}
         if words is not None and isinstance(value, str):
             raise NoCounterpart(f"known are {', '.join(map(str, words))}")
@@ -127,7 +127,7 @@ def means(
     """
 
     def to(theirs: Theirs) -> Ours:
-        word = _hashable(theirs[key])
+        word = theirs[key]
         if word not in words:
             raise NoCounterpart((absent or {}).get(word) or f"known are {', '.join(map(str, words))}")
         return words[word]
@@ -151,7 +151,3 @@ def absent(key: str, default: Any, why: str, off: Any = None, loss: bool = True)
 
     back = {} if off is None else {key: off}
     return Row(theirs={key: default}, to=to, back=lambda settings: back, loss=loss)
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -88,10 +88,7 @@ def to_ours(table: Table, given: Mapping[str, Any], where: str) -> Translated:
     unknown = [key for key in named if key not in defaults and not _beside(table, key)]
     unread = {key for key, value in named.items() if value == UNREAD and key in defaults}
     theirs = defaults | {key: value for key, value in named.items() if key in defaults and key not in unread}
-    for key, value in theirs.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if type(defaults[key]) in (int, float) and value is not None and not is_number:
-            raise UserError(f"{key} is {quoted(value)}, must be a number", where, f"its default is {defaults[key]:g}")
+    theirs = {key: _as(defaults[key], key, value, where) for key, value in theirs.items()}
     ours, origin, lost = dict[str, Any](), dict[str, str](), list[Lost]()
     taken, assumed = set[str](), 0
     for key in sorted(unread):
@@ -180,6 +177,7 @@ MORE = (
 """Further settings that tables name."""
 
 
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 JUDGED = (*COMPARED, "steps", "gradient_accumulation_steps")
 """Settings that a refused combination may be of."""
 
@@ -194,6 +192,27 @@ def nested(ours: Mapping[str, Any]) -> dict[str, Any]:
             below = below.setdefault(section, {})
         below[name] = value
     return made
+
+
+def _as(default: Any, key: str, value: Any, where: str) -> Any:
+    """Return a value of the default's kind; ``yes`` and ``off`` are booleans to other readers of YAML.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    kind = "must be a number" if type(default) in (int, float) else "must be one word"
+    if isinstance(default, bool):
+        value, kind = SWITCHES.get(str(value).lower(), value), "must be true or false"
+        fits = isinstance(value, bool)
+    elif isinstance(default, str):
+        fits = not isinstance(value, list | dict)
+    elif isinstance(default, int | float):
+        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    else:
+        fits = True
+    if not fits:
+        raise UserError(f"{key} is {quoted(value)}, {kind}", where, f"its default is {_written(default)}")
+    return value
 
 
 def _key_of(table: Table, key: str, given: Mapping[str, Any]) -> str:
