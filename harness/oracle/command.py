@@ -68,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scenario", metavar="SCENARIO", help="the run's scenario, if the saved one lacks the folders of its files"
     )
     set_argument(parser)
+    translated = "trl, verl, open-instruct or prime-rl"
+    parser.add_argument(
+        "--settings", metavar="TRAINER", help=f"print the scenario that RUN, a file of settings of {translated}, means"
+    )
+    parser.add_argument(
+        "--settings-for", metavar="TRAINER", help="print the settings of this trainer that RUN, a scenario, means"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.install is not None:
         return _install(_known(options.install, "--install"), options.environments)
+    if options.settings or options.settings_for:
+        from harness.oracle.settings.command import translate
+
+        return translate(options)
     from harness.oracle.ask import GIB, Limits, ask_all, command_of
     from harness.oracle.table import asked, table
     from harness.report.console import Output

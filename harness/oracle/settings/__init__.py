@@ -1,0 +1,1 @@
+"""Settings of other trainers as scenarios of this project, and back: ``docs/translating.md``."""
