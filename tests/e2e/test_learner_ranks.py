@@ -141,9 +141,11 @@ def test_a_rank_that_is_killed_or_stopped_ends_the_run_and_every_process(
         parts = factory(scenario, tracer, should_stop)
         pids.update(parts.processes())
 
+        def has_made_a_step() -> bool:
+            return any('"kind":"step"' in path.read_text() for path in (tmp_path / "out").glob("*/*/steps.jsonl"))
+
         def strike() -> None:
-            files = (tmp_path / "out").glob
-            wait_until(lambda: any(path.stat().st_size for path in files("*/*/steps.jsonl")), "a training step")
+            wait_until(has_made_a_step, "a training step")
             os.kill(pids["learner/1"], number)
 
         threading.Thread(target=strike, daemon=True).start()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -35,6 +36,8 @@ OPEN_TO_ALL = ("/bin/sh", "-c", 'umask 022; exec "$@"', "sh")
 """Files would be readable by everyone, as Ray's own ~/.ray/auth_token is."""
 OF_RAY = {(who, "every interface") for who in ("gcs_server", "raylet", "monitor.py", "driver", "actor")}
 OF_RAY |= {("ray::RuntimeEnvAgent", "the node's own address")}
+if find_spec("prometheus_client") is None:  # it comes with vLLM
+    OF_RAY -= {("monitor.py", "every interface")}
 
 
 @contextmanager
