@@ -94,7 +94,7 @@ def test_each_option_has_a_step_of_its_own() -> None:
     for name in split:
         whole = "mean of responses' means" if "means" in name else "mean over tokens"
         assert losses.pop(name) == losses[whole]
-    assert len(set(losses.values())) == len(losses) == 21
+    assert len(set(losses.values())) == len(losses) == 22
 
 
 def test_a_search_finds_what_the_usual_batch_does_not_show(tmp_path: Path) -> None:

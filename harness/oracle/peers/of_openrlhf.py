@@ -196,12 +196,23 @@ def _nested(options: Options) -> SimpleNamespace:
     return made
 
 
+_MAKER = "openrlhf.trainer.ppo_utils.experience_maker"
+_NORM = "rewards = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-9)"
 BECAUSE = (
     Because(
         "the same, responses' means",
         "responses without tokens are not counted in the mean over responses",
         "openrlhf.utils.loss_utils",
         "num_samples += (mask.reshape(mask.shape[0], -1).sum(dim=-1) > 0).sum()",
+    ),
+    *(
+        Because(
+            option,
+            "the estimate is cut at 10, where it has no gradient",
+            "openrlhf.models.utils",
+            "value = value.clamp(min=-10, max=10)",
+        )
+        for option in ("KL k1", "KL k2", "KL k3")
     ),
     Because(
         "KL k3 times the ratio",
@@ -213,14 +224,15 @@ BECAUSE = (
         "whitened over the batch",
         "its mean and deviation are over the batch's tokens, of which long responses have more, and the deviation is "
         "the biased one",
-        "openrlhf.trainer.ppo_utils.experience_maker",
+        _MAKER,
         "var = ((all_advantages - mean).pow(2) * all_action_masks).sum() / num_actions",
     ),
+    Because("deviation of the group", "1e-9 is added to the deviation, which no setting changes", _MAKER, _NORM),
     Because(
         "equal rewards",
-        "the mean is rounded to float32, and its rounding divided by a deviation of the same size, as 1e-9 is less",
-        "openrlhf.trainer.ppo_utils.experience_maker",
-        "rewards = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-9)",
+        "the mean is float32, and its rounding is divided by a deviation that is as small or 0, plus 1e-9",
+        _MAKER,
+        _NORM,
         is_defect=True,
     ),
 )

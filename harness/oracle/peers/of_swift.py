@@ -127,6 +127,12 @@ BECAUSE = (
         "num_items_in_batch = total_lengths.sum()",
     ),
     Because(
+        "KL k3",
+        "the estimate is cut at 10, where it has no gradient",
+        _TRAINER,
+        "per_token_kl = torch.clamp(torch.exp(safe_ratio) - safe_ratio - 1, min=-10, max=10)",
+    ),
+    Because(
         "TIS of responses",
         "a response's weight is the geometric mean of its tokens' ratios, not their product",
         _TRAINER,

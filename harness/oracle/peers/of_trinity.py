@@ -164,6 +164,5 @@ BECAUSE = (
         "the mean is rounded to float32, and its rounding divided by a deviation of about its own size and 1e-6",
         "trinity.algorithm.advantage_fn.grpo_advantage",
         "score = (exp.reward - group_reward_mean) / (group_reward_std + self.epsilon)",
-        is_defect=True,
     ),
 )
