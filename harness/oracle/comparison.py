@@ -72,17 +72,22 @@ def _cells(option: Option, step: Step, answer: Answer) -> list[Cell]:
     if option.asks == "loss":
         loss = answer.losses[0]
         if loss.gradient is None:
-            return [Cell("no counterpart", why=loss.absent or "")]
+            return [_absent(loss.absent or "")]
         made = torch.tensor(loss.gradient, dtype=torch.float64)
         return [_cell(option, made, own.gradient, float(own.gradient.abs().max()), loss.options)]
     for each in answer.advantages:
         if each.values is None:
-            cells.append(Cell("no counterpart", why=each.absent or "", of=each.of))
+            cells.append(_absent(each.absent or "", each.of))
         else:
             assert own.advantages is not None
             made = torch.tensor(each.values, dtype=torch.float64)
             cells.append(replace(_cell(option, made, own.advantages, 1.0, each.options), of=each.of))
     return cells or [Cell("no counterpart", why="no advantage function is called")]
+
+
+def _absent(why: str, of: str = "") -> Cell:
+    failed = why.removeprefix("failed: ")
+    return Cell("no counterpart", why=why, of=of) if failed == why else Cell("failed", why=failed, of=of)
 
 
 def _cell(option: Option, made: Tensor, own: Tensor, scale: float, words: dict[str, Any]) -> Cell:
