@@ -34,6 +34,7 @@ class Cell:
         words: its options, in its own words.
         why: why it has no answer or no counterpart.
         smallest: the smallest batch that was found to differ.
+        is_rare: whether only batches that were searched differ, and the usual one does not.
         of: which of its advantage functions answered.
     """
 
@@ -43,6 +44,7 @@ class Cell:
     words: dict[str, Any] | None = None
     why: str = ""
     smallest: Step | None = None
+    is_rare: bool = False
     of: str = ""
 
 
@@ -141,7 +143,8 @@ def _searched(implementation: Implementation, option: Option, at: int, cell: Cel
     if worst.status != "differs":
         return replace(worst, searched=number)
     smallest = looked(differs, Phase.shrink)
-    return replace(worst, searched=number, smallest=None if smallest is None else step_of(option, smallest))
+    found = None if smallest is None else step_of(option, smallest)
+    return replace(worst, searched=number, smallest=found, is_rare=cell.status == "equal")
 
 
 def _batches(option: Option) -> Any:
@@ -173,8 +176,8 @@ def _batches(option: Option) -> Any:
         alike = (twentieths == twentieths[:, :1]).all(axis=1)
         if not option.equal_rewards:
             twentieths[alike, 0] += 1
-        old = -drawn(0, 1000) - 0.01
         most = int(100 * GAP)
+        old = -drawn(0, 1000) - GAP - 0.01  # so that none is above 0
         further = {name: old + drawn(-most, most) for name in needed if name != "entropy"}
         return further | {
             "log_probs": old + drawn(-most, most),
