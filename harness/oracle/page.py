@@ -112,8 +112,8 @@ def page(results: Mapping[str, Found | str], examples: int, command: str) -> str
         "",
         f"- *equal*: no batch had a difference above {TOLERANCE['loss']:g} of the largest gradient, or "
         f"{TOLERANCE['advantages']:g} of an advantage. In brackets stands how many were compared: one of 24 responses "
-        f"of up to 24 tokens, and {examples} small ones that Hypothesis drew, with log-probs of two policies that differ "
-        f"by up to {GAP:g}",
+        f"of up to 24 tokens, and {examples} small ones that Hypothesis drew, with log-probs of two policies that "
+        f"differ by up to {GAP:g}",
         "- *differs*: the largest difference that was seen, with its reason below",
         "- *equal, but*: only batches that were searched for differ",
         "- *not called*: there is code, which cannot be called alone",
