@@ -20,6 +20,7 @@ from harness.grpo.tokens import TokenBatch
 from harness.oracle.settings.command import TABLES, scenario_text
 from harness.oracle.settings.reading import UNREAD, read_settings
 from harness.oracle.settings.translating import effective, nested, scenario_of, to_ours, to_theirs
+from harness.oracle.step import Header, LossOptions, Step
 from harness.run.with_trl import grpo_settings
 from harness.scenario.load import load_scenario
 
@@ -393,32 +394,34 @@ def test_the_translated_loss_has_the_gradient_of_theirs(tmp_path: Path, name: st
     lengths = torch.tensor([24, 3, 10, 17, 5, 24, 8, 2, 12, 20, 6])  # none of 0, which verl leaves out
     mask_BT = torch.arange(24)[None] < lengths[:, None]
     old_BT, noise_BT = -torch.rand(11, 24, dtype=torch.float64) * 3, torch.randn(3, 11, 24, dtype=torch.float64)
-    tensors = {
-        "mask": mask_BT.double(),
-        "log_probs": old_BT + noise_BT[0] * 0.3,
+    log_probs = {
         "old_log_probs": old_BT,
         "engine_log_probs": old_BT + noise_BT[1] * 0.1,
         "reference_log_probs": old_BT + noise_BT[2] * 0.5,
-        "advantages": torch.randn(11, 1, dtype=torch.float64).expand(11, 24).contiguous(),
     }
-    given, out = tmp_path / "in.json", tmp_path / "out.json"
-    given.write_text(json.dumps({"settings": ASKED[name], "tensors": {k: v.tolist() for k, v in tensors.items()}}))
+    advantages = torch.randn(11, dtype=torch.float64)
+    rollouts = {
+        "rewards": advantages.clone(),
+        "advantages": advantages,
+        "group": torch.zeros(11),
+        "rows": torch.arange(11),
+    }
+    tensors = {"log_probs": old_BT + noise_BT[0] * 0.3, "mask": mask_BT, **log_probs, **rollouts}
+    step, given, out = (tmp_path / file for file in ("step.safetensors", "in.json", "out.json"))
+    Step(header=Header(loss=LossOptions(aggregation="token_mean")), tensors=tensors).write(step)
+    given.write_text(json.dumps(ASKED[name]))
     script = Path(__file__).with_name("their_losses.py")
-    subprocess.run([python, "-I", script, name, given, out], check=True, timeout=300, env={"CUDA_VISIBLE_DEVICES": ""})
+    command = [python, "-I", script, name, step, given, out]
+    subprocess.run(command, check=True, timeout=300, env={"CUDA_VISIBLE_DEVICES": ""})
     for settings, theirs in zip(ASKED[name], json.loads(out.read_text()), strict=True):
         translated = to_ours(TABLES[name], WHOLE[name] | settings, "asked")
         assert [each for each in translated.lost if each.loss] == [], settings
         loss = scenario_of(translated.ours, "asked").loss
-        log_probs = tensors["log_probs"].clone().requires_grad_(True)
-        tokens = TokenBatch(
-            log_probs,
-            mask_BT,
-            advantages=tensors["advantages"][:, :1],
-            **{key: tensors[key] for key in ("old_log_probs", "engine_log_probs", "reference_log_probs")},
-        )
+        current = tensors["log_probs"].clone().requires_grad_(True)
+        tokens = TokenBatch(current, mask_BT, advantages=advantages[:, None], **log_probs)
         denominator = loss_denominator(mask_BT, loss.aggregation, loss.constant)
         value, _ = surrogate_loss(tokens, denominator.token_weights(mask_BT), loss)
-        (gradient,) = torch.autograd.grad(value, log_probs)
+        (gradient,) = torch.autograd.grad(value, current)
         gap = (gradient - torch.tensor(theirs, dtype=torch.float64))[mask_BT].abs().max()
         assert gradient.abs().max() > 1e-3
         assert gap < 1e-8, (settings, float(gap))
