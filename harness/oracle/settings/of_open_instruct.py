@@ -12,7 +12,8 @@ LOSSES: dict[str, Ours] = {"dapo": {"loss.type": "grpo_clip"}, "cispo": {"loss.t
 ESTIMATORS = {1: ("k2", False), 2: ("k3", False), 3: ("k1", True), 0: ("k1", False)}
 """model_utils.py 811: our estimator, and whether it is weighted by the ratio."""
 
-SCHEDULES = {"constant_with_warmup": "constant", "constant": "constant", "linear": "linear", "cosine": "cosine"}
+SCHEDULES = {word: {"optimizer.schedule": word.partition("_")[0]} for word in (
+    "constant_with_warmup", "constant", "linear", "cosine")}  # fmt: skip
 
 
 def _kl(v: Theirs) -> Ours:
@@ -111,8 +112,8 @@ ROWS = (
     # the optimizer: torch.optim.AdamW (grpo_fast.py 375)
     same("learning_rate", 2e-5, "optimizer.learning_rate"),
     same("weight_decay", 0.0, "optimizer.weight_decay"),
-    same("max_grad_norm", None, "optimizer.max_grad_norm", {None: None}),
-    same("lr_scheduler_type", "linear", "optimizer.schedule", SCHEDULES, loss=False),  # grpo_fast.py 376
+    same("max_grad_norm", None, "optimizer.max_grad_norm", off=None),
+    means("lr_scheduler_type", "linear", SCHEDULES, loss=False),  # grpo_fast.py 376
     same("warmup_ratio", 0.1, "optimizer.warmup_ratio", when=lambda v: v["lr_scheduler_type"] != "constant"),
     # the model: weights are loaded in bfloat16 (grpo_fast.py 356)
     model("model_name_or_path", None),

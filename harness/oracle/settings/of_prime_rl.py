@@ -61,7 +61,7 @@ ROWS = (
     means(f"{OPTIM}type", "adamw", {"adamw": {}}, loss=False),
     same(f"{OPTIM}lr", 1e-6, "optimizer.learning_rate"),
     same(f"{OPTIM}weight_decay", 0.01, "optimizer.weight_decay"),
-    same(f"{OPTIM}max_norm", 1.0, "optimizer.max_grad_norm", {0: None}),
+    same(f"{OPTIM}max_norm", 1.0, "optimizer.max_grad_norm", off=0),
     Row(dict(zip(BETAS, (0.9, 0.999), strict=True)), lambda v: {"optimizer.betas": [v[key] for key in BETAS]},
         lambda s: dict(zip(BETAS, s["optimizer.betas"], strict=True))),
     means(f"{SCHEDULE}type", "constant", {"constant": {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}},

@@ -13,7 +13,10 @@ from harness.oracle.settings.table import NoCounterpart, Ours, Row, Table, Their
 LOSSES = {
     word: {"loss.type": kind, "loss.aggregation": aggregation} for (kind, aggregation), word in LOSS_TYPES.items()
 } | {"bnpo": {"loss.type": "grpo_clip", "loss.aggregation": "token_mean"}}
-DELTAS = {word: delta for delta, word in SCALES.items()} | {True: "normalized_rewards", False: "centered_rewards"}
+DELTAS = {word: {"advantage.delta": delta} for delta, word in SCALES.items()}
+SCHEDULES = {word: {"optimizer.schedule": word.partition("_")[0]} for word in (
+    "constant_with_warmup", "linear", "cosine_with_min_lr", "cosine", "constant")}  # fmt: skip
+"""hf 787"""
 EPS = 1e-4
 
 
@@ -105,7 +108,7 @@ def _batch_back(s: Ours) -> Theirs:
 def _steps(v: Theirs) -> Ours:
     if v["max_steps"] <= 0:
         raise NoCounterpart("epochs take as many steps as the data set has; `steps` is left at its default")
-    return {"steps": math.ceil(v["max_steps"] / (_steps_per_batch(v)[1] * v["num_iterations"]))}
+    return {"steps": math.ceil(v["max_steps"] / (_steps_per_batch(v)[1] * int(v["num_iterations"])))}
 
 
 def _entropy(v: Theirs) -> Ours:
@@ -134,7 +137,7 @@ ROWS = (
     same("importance_sampling_level", "token", "loss.ratio_level"),  # 571, 3091
     Row({"beta": 0.0, "use_bias_correction_kl": True}, _kl),  # 475, 766, 3107
     absent("sync_ref_model", False, "the reference stays as it is: see loss.kl.reference"),
-    same("scale_rewards", "group", "advantage.delta", DELTAS),  # 605, 2786
+    means("scale_rewards", "group", DELTAS | {True: DELTAS["group"], False: DELTAS["none"]}),  # 605, 2786
     Row({}, lambda v: {"advantage.eps": EPS}),  # 2788
     Row({"entropy_coef": 0.0}, _entropy),
     same("mask_truncated_completions", False, "loss.mask_truncated"),
@@ -167,10 +170,8 @@ ROWS = (
         lambda v: {"optimizer.betas": [v["adam_beta1"], v["adam_beta2"]]},
         lambda s: dict(zip(("adam_beta1", "adam_beta2"), s["optimizer.betas"], strict=True))),
     same("weight_decay", 0.0, "optimizer.weight_decay"),
-    same("max_grad_norm", 1.0, "optimizer.max_grad_norm", {0: None, None: None}),
-    same("lr_scheduler_type", "linear", "optimizer.schedule", {  # hf 787, 796
-        "constant_with_warmup": "constant", "linear": "linear", "cosine_with_min_lr": "cosine", "cosine": "cosine",
-        "constant": "constant"}, loss=False),
+    same("max_grad_norm", 1.0, "optimizer.max_grad_norm", off=0),
+    means("lr_scheduler_type", "linear", SCHEDULES, loss=False),
     Row({"lr_scheduler_kwargs.min_lr_rate": None},
         lambda v: {"optimizer.min_learning_rate_ratio": v["lr_scheduler_kwargs.min_lr_rate"] or 0.0},
         lambda s: {"lr_scheduler_kwargs.min_lr_rate": s["optimizer.min_learning_rate_ratio"]}

@@ -107,7 +107,7 @@ ROWS = (
     Row({f"{ACTOR}loss_scale_factor": None}, _constant),
     Row({f"{ACTOR}clip_ratio_low": 0.2, f"{ACTOR}clip_ratio_high": 0.2}, _clip),  # 86
     Row({f"{ACTOR}clip_ratio": 0.2}, _ignored_clip, loss=False),  # 85
-    same(f"{ACTOR}clip_ratio_c", 3.0, "loss.dual_clip", {NO_CLIP: None},  # 100, 1344; 1558: none for the others
+    same(f"{ACTOR}clip_ratio_c", 3.0, "loss.dual_clip", off=NO_CLIP,  # 100, 1344; 1558: none for the others
          when=lambda v: v[LOSS_MODE] == "vanilla"),
     Row({f"{ACTOR}use_kl_loss": False, f"{ACTOR}kl_loss_coef": 0.001, f"{ACTOR}kl_loss_type": "low_var_kl"}, _kl),
     absent("algorithm.use_kl_in_reward", False, "no KL in the reward, only in the loss"),
@@ -148,8 +148,8 @@ ROWS = (
     same(f"{OPTIM}betas", [0.9, 0.999], "optimizer.betas"),
     same(f"{OPTIM}weight_decay", 0.01, "optimizer.weight_decay"),
     same(f"{OPTIM}clip_grad", 1.0, "optimizer.max_grad_norm"),
-    same(f"{OPTIM}lr_scheduler_type", "constant", "optimizer.schedule", {"constant": "constant", "cosine": "cosine"},
-         loss=False),
+    means(f"{OPTIM}lr_scheduler_type", "constant",
+          {word: {"optimizer.schedule": word} for word in ("constant", "cosine")}, loss=False),
     same(f"{OPTIM}min_lr_ratio", 0.0, "optimizer.min_learning_rate_ratio"),
     same(f"{OPTIM}lr_warmup_steps_ratio", 0.0, "optimizer.warmup_ratio"),
     absent(f"{OPTIM}lr_warmup_steps", -1, "it counts training steps: see optimizer.warmup_steps", loss=False),

@@ -79,37 +79,30 @@ def same(
     key: str,
     default: Any,
     ours: str,
-    words: Mapping[Any, Any] | None = None,
+    off: Any = ...,
     when: Callable[[Theirs], bool] = lambda theirs: True,
     loss: bool = True,
 ) -> Row:
-    """Return the row of a key that means one setting of ours, by the same values or by the ``words`` for them.
+    """Return the row of a key that means one setting of ours, by the same values. Null is as if it were not given.
 
     Args:
         key: of theirs.
         default: its value where none is given.
         ours: the setting.
-        words: values of ours that are written otherwise there, by their words; with texts there are no others. Null is
-            not set, if it is none of them.
+        off: value of theirs for our null.
         when: all keys have it, else the key does nothing.
         loss: see ``Row``.
     """
-    words = words or {}
-    has_texts = any(isinstance(word, str) for word in words)
 
     def to(theirs: Theirs) -> Ours:
         value = theirs[key]
-        if words and value in words:
-            return {ours: words[value]} if when(theirs) else {}
-        if has_texts:
-            raise NoCounterpart(f"known are {', '.join(map(str, words))}")
-        return {ours: value} if value is not None and when(theirs) else {}
+        if not when(theirs) or (value is None and off is not None):
+            return {}
+        return {ours: None if value == off else value}
 
     def back(settings: Ours) -> Theirs:
-        value = settings[ours]
-        if fitting := [word for word, own in words.items() if own == value]:
-            return {key: fitting[0]}
-        return {} if has_texts or (value is None and default is not None) else {key: value}
+        value = off if settings[ours] is None else settings[ours]
+        return {} if value is ... else {key: value}
 
     return Row({key: default}, to, back, loss)
 
