@@ -148,7 +148,7 @@ def steps(key: str) -> Row:
 
     def to(theirs: Theirs) -> Ours:
         if not theirs[key]:
-            raise NoCounterpart("it ends otherwise; `steps` is left at its default")
+            raise NoCounterpart("the data set or its user ends the run; `steps` is left at its default")
         return {"steps": theirs[key]}
 
     return Row({key: None}, to, lambda ours: {key: ours["steps"]}, loss=False)
