@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   python -m harness oracle step.safetensors --against trl,verl
   python -m harness oracle --install trl,verl
   python -m harness oracle --options --search 25
+  python -m harness oracle --settings trl config.yaml
 
 Exit codes: 0 the table was made, whatever it says of others; 1 the recorded figures are not what is computed here;
 2 bad input.
@@ -35,46 +36,39 @@ MOST_NAMED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("--options", action="store_true", help="compare every option of the loss, on made-up batches")
     parser.add_argument(
-        "--search",
-        type=from_0,
-        default=0,
-        metavar="N",
-        help="with --options: search N batches for the largest difference",
+        "run", metavar="RUN", nargs="?", type=Path, help="a run's folder, a step as a safetensors file, or settings"
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="with --options: write the table as Markdown")
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", type=Path, help="a run's folder, or a step as a safetensors file"
-    )
-    parser.add_argument("--step", type=from_0, metavar="N", help="the kept training step, counted from 0")
-    parser.add_argument(
+    step = parser.add_argument_group("one step of a run")
+    step.add_argument("--step", type=from_0, metavar="N", help="the kept training step, counted from 0")
+    step.add_argument(
         "--optimizer-step", type=from_0, metavar="N", help="of that training step, from 0 (default: its last one)"
     )
-    parser.add_argument(
-        "--against", metavar="NAMES", help=f"some of {', '.join(PEERS)}, with commas (default: all that are found)"
-    )
-    parser.add_argument("--install", metavar="NAMES", help="make the environments of these, .venv-NAME, and end")
-    parser.add_argument(
-        "--environments", type=Path, default=Path(), metavar="DIR", help="folder of .venv-NAME (default: this one)"
-    )
-    parser.add_argument(
-        "--time-limit", type=float, default=300.0, metavar="SECONDS", help="of each answer (default: 300)"
-    )
-    parser.add_argument(
-        "--memory-limit", type=float, default=8.0, metavar="GIB", help="of each implementation (default: 8)"
-    )
-    parser.add_argument(
+    step.add_argument(
         "--scenario", metavar="SCENARIO", help="the run's scenario, if the saved one lacks the folders of its files"
     )
     set_argument(parser)
-    translated = "trl, verl, open-instruct or prime-rl"
-    parser.add_argument(
-        "--settings", metavar="TRAINER", help=f"print the scenario that RUN, a file of settings of {translated}, means"
+    options = parser.add_argument_group("every option of the loss")
+    options.add_argument("--options", action="store_true", help="compare each on a made-up batch")
+    options.add_argument(
+        "--search", type=from_0, default=0, metavar="N", help="and on N others, to find the largest difference"
     )
-    parser.add_argument(
-        "--settings-for", metavar="TRAINER", help="print the settings of this trainer that RUN, a scenario, means"
+    options.add_argument("--page", type=Path, metavar="FILE", help="write the table as Markdown, with every reason")
+    settings = parser.add_argument_group("settings of trl, verl, open-instruct or prime-rl")
+    settings.add_argument("--settings", metavar="TRAINER", help="print the scenario that RUN, a file of theirs, means")
+    settings.add_argument("--settings-for", metavar="TRAINER", help="print what RUN, a scenario, means in their words")
+    trainers = parser.add_argument_group("trainers")
+    trainers.add_argument(
+        "--against", metavar="NAMES", help=f"some of {', '.join(PEERS)}, with commas (default: all that are found)"
     )
+    trainers.add_argument("--install", metavar="NAMES", help="make the environments of these, .venv-NAME, and end")
+    trainers.add_argument(
+        "--environments", type=Path, default=Path(), metavar="DIR", help="folder of .venv-NAME (default: this one)"
+    )
+    trainers.add_argument(
+        "--time-limit", type=float, default=300.0, metavar="SECONDS", help="of each answer (default: 300)"
+    )
+    trainers.add_argument("--memory-limit", type=float, default=8.0, metavar="GIB", help="of each trainer (default: 8)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ class Cell:
         words: its options, in its own words.
         why: why it has no answer or no counterpart.
         smallest: the smallest batch that was found to differ.
+        is_rare: whether only batches that were searched differ, and the usual one does not.
         of: which of its advantage functions answered.
     """
 
@@ -43,6 +44,7 @@ class Cell:
     words: dict[str, Any] | None = None
     why: str = ""
     smallest: Step | None = None
+    is_rare: bool = False
     of: str = ""
 
 
@@ -72,17 +74,22 @@ def _cells(option: Option, step: Step, answer: Answer) -> list[Cell]:
     if option.asks == "loss":
         loss = answer.losses[0]
         if loss.gradient is None:
-            return [Cell("no counterpart", why=loss.absent or "")]
+            return [_absent(loss.absent or "")]
         made = torch.tensor(loss.gradient, dtype=torch.float64)
         return [_cell(option, made, own.gradient, float(own.gradient.abs().max()), loss.options)]
     for each in answer.advantages:
         if each.values is None:
-            cells.append(Cell("no counterpart", why=each.absent or "", of=each.of))
+            cells.append(_absent(each.absent or "", each.of))
         else:
             assert own.advantages is not None
             made = torch.tensor(each.values, dtype=torch.float64)
             cells.append(replace(_cell(option, made, own.advantages, 1.0, each.options), of=each.of))
     return cells or [Cell("no counterpart", why="no advantage function is called")]
+
+
+def _absent(why: str, of: str = "") -> Cell:
+    failed = why.removeprefix("failed: ")
+    return Cell("no counterpart", why=why, of=of) if failed == why else Cell("failed", why=failed, of=of)
 
 
 def _cell(option: Option, made: Tensor, own: Tensor, scale: float, words: dict[str, Any]) -> Cell:
@@ -136,7 +143,8 @@ def _searched(implementation: Implementation, option: Option, at: int, cell: Cel
     if worst.status != "differs":
         return replace(worst, searched=number)
     smallest = looked(differs, Phase.shrink)
-    return replace(worst, searched=number, smallest=None if smallest is None else step_of(option, smallest))
+    found = None if smallest is None else step_of(option, smallest)
+    return replace(worst, searched=number, smallest=found, is_rare=cell.status == "equal")
 
 
 def _batches(option: Option) -> Any:
@@ -168,8 +176,8 @@ def _batches(option: Option) -> Any:
         alike = (twentieths == twentieths[:, :1]).all(axis=1)
         if not option.equal_rewards:
             twentieths[alike, 0] += 1
-        old = -drawn(0, 1000) - 0.01
         most = int(100 * GAP)
+        old = -drawn(0, 1000) - GAP - 0.01  # so that none is above 0
         further = {name: old + drawn(-most, most) for name in needed if name != "entropy"}
         return further | {
             "log_probs": old + drawn(-most, most),

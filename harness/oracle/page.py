@@ -107,12 +107,17 @@ def page(results: Mapping[str, Found | str], examples: int, command: str) -> str
         "",
         f"{date}, on the CPU, Python {platform.python_version()}: {versions}.",
         "",
-        "Each trainer's shipped code gets the same tensors and the counterpart of the option. *equal*: no batch had a "
-        f"difference above {TOLERANCE['loss']:g} of the largest gradient, or {TOLERANCE['advantages']:g} of an "
-        f"advantage. In brackets stands how many batches were compared: one of 24 responses of up to 24 tokens and up "
-        f"to {examples} that Hypothesis drew to make the difference large, with log-probs that differ by up to {GAP:g} "
-        "between policies. *differs* is the largest difference that was seen, with its reason below. A dash: the "
-        "trainer has no counterpart. *not called*: there is code, which cannot be called alone.",
+        "Each trainer's shipped code gets the same tensors and the counterpart of the option. Compared are advantages, "
+        "and gradients with respect to the log-probs; a loss may have another value with the same gradient.",
+        "",
+        f"- *equal*: no batch had a difference above {TOLERANCE['loss']:g} of the largest gradient, or "
+        f"{TOLERANCE['advantages']:g} of an advantage. In brackets stands how many were compared: one of 24 responses "
+        f"of up to 24 tokens, and {examples} small ones that Hypothesis drew, with log-probs of two policies that "
+        f"differ by up to {GAP:g}",
+        "- *differs*: the largest difference that was seen, with its reason below",
+        "- *equal, but*: only batches that were searched for differ",
+        "- *not called*: there is code, which cannot be called alone",
+        "- a dash: the trainer has no counterpart",
         "",
         *matrix,
         "",
@@ -149,13 +154,19 @@ def _cell(name: str, each: Found, option: str, notes: list[str]) -> str:
         notes.append(f"{len(notes) + 1}. **{name}, {option}**: failed: {escaped(cell.why)}")
         return f"failed, [{len(notes)}](#differences)"
     explained = each.why(option)
-    reason = "not explained" if explained is None else f"{explained[0]} (`{explained[1]}`)"
-    word = "**defect**" if explained is not None and explained[2] else "differs"
+    reason = "Not explained" if explained is None else f"{_sentence(explained[0])} (`{explained[1]}`)"
+    word = "**defect**" if explained is not None and explained[2] else "equal, but" if cell.is_rare else "differs"
     functions = [f"{other.of} {other.gap:.1e}" for other in cells if other.status == "differs" and len(cells) > 1]
     by = f" ({', '.join(functions)})" if functions else ""
-    said = f"{len(notes) + 1}. **{name}, {option}**{by}: {cell.gap:.1e} in {cell.searched} batches. {reason}."
+    first = "equal on the first batch, " if cell.is_rare else ""
+    said = f"{len(notes) + 1}. **{name}, {option}**{by}: {first}{cell.gap:.1e} at most in {cell.searched} batches."
+    said += f" {reason}."
     notes.append(said + (f" The smallest batch: {_numbers(cell)}." if cell.smallest is not None else ""))
     return f"{word} {cell.gap:.0e}, [{len(notes)}](#differences)"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _numbers(cell: Cell) -> str:
@@ -194,7 +205,7 @@ def _words(asked: Mapping[str, Found]) -> list[str]:
                 of = f", {cell.of.removeprefix('advantages, ')}" if len(cells) > 1 and cell.of else ""
                 if cell.words is not None:
                     words = ", ".join(f"{key} {value}" for key, value in cell.words.items()) or "none"
-                    lines.append(f"| {option.name}{of} | {escaped(words)} |")
+                    lines.append(f"| {option.name}{of} | `{words}` |")
             if cells and all(cell.words is None for cell in cells):
                 without.setdefault(cells[0].why, []).append(option.name)
         lines += ["", *(f"- {escaped(why)}: {', '.join(names)}" for why, names in without.items()), ""]
@@ -205,7 +216,7 @@ def _elsewhere(asked: Mapping[str, Found]) -> list[str]:
     """What trainers have and this project has not."""
     names = {option.name for option in OPTIONS}
     lines = [
-        f"- {name}: {because.option}. {because.why} (`{because.at}`)."
+        f"- {name}: {because.option}. {_sentence(because.why)} (`{because.at}`)."
         for name, each in asked.items()
         for because in each.about.because
         if because.option not in names

@@ -76,10 +76,11 @@ def table(
             own_only = {key: value for key, value in each.options.items() if matched.get(key, key) != value}
             words = _words(each.options if each.variant == "matched" else own_only) or "the same"
             row(label, each.variant, each.loss, (off(each.gradient, own.gradient), None), each.absent or words)
-        for of in found.answer.advantages:
+        with_values = [each for each in found.answer.advantages if each.absent is None]
+        for of in with_values or found.answer.advantages[:1]:
             said = of.absent or _words(of.options) or "no options"
             row(label, of.of, None, (None, off(of.values, own.advantages)), said)
-    header = ("implementation", "options", "loss", "gradient", "mean", "advantages")
+    header = ("implementation", "options", "loss", "gradient", "its mean", "advantages")
     return Table("One optimizer step, several implementations", header, tuple(rows), _notes(own, missing), 2), details
 
 

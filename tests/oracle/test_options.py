@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,35 +191,55 @@ def test_a_planted_fault_is_found_with_the_smallest_batch(tmp_path: Path, fault:
     assert tuple(cell.smallest.tensors["mask"].shape) == shape
 
 
+EQUAL = {
+    "trl": [0],
+    "verl": [117, 177],
+    "skyrl": [117],
+    "areal": [0, 0],
+    "openrlhf": [138],
+    "trinity": [117, 117],
+    "swift": [0],
+}
+"""Of 400 groups of equal rewards so many have an advantage above 0.01, by each function of a trainer."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "expected"), [("verl", [117, 177]), ("skyrl", [117])])
-def test_groups_of_equal_rewards_get_advantages_elsewhere(name: str, expected: list[int]) -> None:
-    """Rewards 0.01 to 1.00 in groups of 4, 8, 16 and 32: so many of 400 groups have an advantage above 0.01, by the
-    rounding of float32 sums (verl 0.9.1 by ``grpo`` and ``grpo_vectorized``, SkyRL 0.3.0). Here all are 0."""
-    sizes = torch.tensor([4, 8, 16, 32]).repeat_interleave(100)
-    rewards = (torch.arange(1, 101, dtype=torch.float64) / 100).repeat(4).repeat_interleave(sizes)
-    ones = torch.ones(len(rewards), 1, dtype=torch.float64)
-    group, rows = torch.arange(400).repeat_interleave(sizes), torch.arange(len(rewards))
-    tensors = {
-        "log_probs": -ones,
-        "old_log_probs": -ones,
-        "mask": ones,
-        "rewards": rewards,
-        "group": group,
-        "rows": rows,
-    }
-    header = Header(loss=LossOptions(aggregation="token_mean"))
-    step = Step(header=header, tensors=tensors | {"advantages": torch.zeros_like(rewards)})
-    own = ours(step).advantages
-    assert own is not None
-    assert float(own.abs().max()) == 0
+@pytest.mark.parametrize("name", EQUAL)
+def test_groups_of_equal_rewards_get_advantages_elsewhere(name: str) -> None:
+    """Rewards 0.01 to 1.00 in groups of 4, 8, 16 and 32, by the rounding of float32 means. Here all are 0."""
+    counts: list[int] = []
     with peer(name) as implementation:
-        answer = implementation.ask(step)
-    assert not isinstance(answer, str), answer
-    counts = []
-    for each in answer.advantages:
-        if each.of in ("advantages", "advantages, grpo", "advantages, grpo_vectorized"):
-            largest = torch.zeros(400, dtype=torch.float64)
-            largest.scatter_reduce_(0, group, torch.tensor(each.values, dtype=torch.float64).abs(), "amax")
-            counts.append(int((largest > 0.01).sum()))
-    assert counts == expected
+        for size in (4, 8, 16, 32):
+            rewards = (torch.arange(1, 101, dtype=torch.float64) / 100).repeat_interleave(size)
+            group, rows = torch.arange(100).repeat_interleave(size), torch.arange(100 * size)
+            ones = torch.ones(100 * size, 1, dtype=torch.float64)
+            tensors = dict.fromkeys(("log_probs", "old_log_probs"), -ones) | {"mask": ones}
+            tensors |= {"rewards": rewards, "group": group, "rows": rows, "advantages": torch.zeros_like(rewards)}
+            step = Step(header=Header(loss=LossOptions(aggregation="token_mean")), tensors=tensors)
+            own = ours(step).advantages
+            assert own is not None
+            assert float(own.abs().max()) == 0
+            answer = implementation.ask(step)
+            assert not isinstance(answer, str), answer
+            found = []
+            for each in answer.advantages:
+                if each.values is not None:
+                    largest = torch.zeros(100, dtype=torch.float64)
+                    largest.scatter_reduce_(0, group, torch.tensor(each.values, dtype=torch.float64).abs(), "amax")
+                    found.append(int((largest > 0.01).sum()))
+            counts = [sum(pair) for pair in zip(counts or [0] * len(found), found, strict=True)]
+    assert counts == EQUAL[name]
+
+
+@pytest.mark.slow
+def test_trinity_adds_microbatches_that_it_does_not_divide() -> None:
+    """The gradient grows with the microbatches, and turns, where each is a mean over its own tokens."""
+    option, batch, longer = BY_NAME["microbatches"], usual_batch(), []
+    with peer("trinity") as implementation:
+        for number in (1, 2, 4, 8):
+            step = step_of(replace(option, header=replace(option.header, microbatches=number)), batch)
+            answer, own = implementation.ask(step), ours(step).gradient
+            assert not isinstance(answer, str), answer
+            made = torch.tensor(answer.losses[0].gradient, dtype=torch.float64)
+            longer.append(float(made.norm() / own.norm()))
+    assert longer == pytest.approx([1, 2.081, 4.312, 9.328], rel=1e-3)

@@ -111,7 +111,7 @@ def load() -> Peer:
     names = "loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level"
     return Peer(
         loss=loss,
-        defaults={name: usual[name] for name in names},
+        defaults={name: usual[name] for name in names} | {"loss_type": "grpo"},  # swift/arguments/rlhf_args.py:527
         advantages=(Advantages("advantages", estimator, advantages),),
         entry=GRPOTrainer._compute_loss_and_metrics,
         because=BECAUSE,

@@ -31,14 +31,17 @@ PACKAGES = {
 }
 """The distribution of each trainer; ``of_NAME.py`` has its code."""
 DEFAULTS = "defaults"
+MOST_SAID = 300
+"""Characters of an error that are told."""
 Words = Callable[[Options], Options]
 """Returns the options of a step's loss in the trainer's words; raises ``NoCounterpart``."""
 
 
 def answer(peer: Peer, words: Words, step: Step, with_defaults: bool) -> Options:
     """Compute what a step asks for."""
+    variants = ("matched", DEFAULTS) if with_defaults and peer.loss is not None else ("matched",)
     return {
-        "losses": [_loss(peer, step, variant, words) for variant in ("matched", *([DEFAULTS] * with_defaults))],
+        "losses": [_loss(peer, step, variant, words) for variant in variants],
         "advantages": [_advantages(each, step) for each in peer.advantages],
     }
 
@@ -52,10 +55,12 @@ def _loss(peer: Peer, step: Step, variant: str, words: Words) -> Options:
         if step.entropy is not None:
             step.entropy.requires_grad_(True)
         made = peer.loss(step, log_probs, options)
+        inputs = [log_probs, *([] if step.entropy is None else [step.entropy])]
+        gradients = torch.autograd.grad(made, inputs, allow_unused=True)
     except NoCounterpart as error:
         return {"variant": variant, "absent": f"no counterpart of {error}"}
-    inputs = [log_probs, *([] if step.entropy is None else [step.entropy])]
-    gradients = torch.autograd.grad(made, inputs, allow_unused=True)
+    except Exception as error:  # whatever the trainer raises costs this row only
+        return {"variant": variant, "absent": _failed(error)}
     zeros = torch.zeros_like(log_probs)
     gradient = torch.cat([(zeros if each is None else each)[step.mask_bool] for each in gradients])
     return {"variant": variant, "options": options, "loss": made.item(), "gradient": gradient.tolist()}
@@ -67,7 +72,13 @@ def _advantages(each: Advantages, step: Step) -> Options:
         values = each.values(step, options).double().tolist()
     except NoCounterpart as error:
         return {"of": each.of, "absent": f"no counterpart of {error}"}
+    except Exception as error:
+        return {"of": each.of, "absent": _failed(error)}
     return {"of": each.of, "options": options, "values": values}
+
+
+def _failed(error: Exception) -> str:
+    return f"failed: {type(error).__name__}: {error}"[:MOST_SAID]
 
 
 def _explained(because: Because) -> Options:
