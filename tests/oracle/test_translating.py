@@ -200,6 +200,15 @@ def test_a_loss_without_a_word_elsewhere_is_lost_as_a_whole(tmp_path: Path) -> N
         assert [each.what for each in lost if each.loss and "advantage" not in each.what] == ["the loss"]
 
 
+def test_what_a_trainer_takes_for_a_scenario_may_be_refused_here(tmp_path: Path) -> None:
+    """open-instruct always has a lag, with which top_p must be 1 here."""
+    path = tmp_path / "ours.yaml"
+    path.write_text("sampling:\n  top_p: 0.9\nloss:\n  aggregation: token_mean\n")
+    theirs, lost = to_theirs(TABLES["open-instruct"], load_scenario(path))
+    assert theirs["vllm_top_p"] == 0.9
+    assert {each.what for each in lost if each.loss} == {"advantage.delta 'normalized_rewards'", "max_lag 0"}
+
+
 def test_a_trl_batch_is_counted_in_rollouts_and_optimizer_steps() -> None:
     """2 rollouts x 4 parts an optimizer step, 16 parts a generation, of groups of 8: 32 rollouts in 4 steps."""
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 16}

@@ -78,11 +78,7 @@ def scenario_text(table: Table, path: Path) -> str:
 
 
 def settings_text(table: Table, scenario: Scenario) -> str:
-    """Return a trainer's settings that mean a scenario, with what they leave out in comments.
-
-    Raises:
-        UserError: what they mean is refused here.
-    """
+    """Return a trainer's settings that mean a scenario, with what they leave out in comments."""
     theirs, lost = to_theirs(table, scenario)
     lines = _head(table, f"the settings of {scenario.name}", lost)
     lines += _comment("Model, data and reward are not translated, but for the model's path.")

@@ -9,6 +9,7 @@ from typing import Any
 from harness.oracle.peers.common import NO_CLIP
 from harness.oracle.peers.of_trl import CORRECTION, LOSS_TYPES, MODES, SCALES, words
 from harness.oracle.settings.table import NoCounterpart, Ours, Row, Table, Theirs, absent, means, model, same
+from harness.run.with_trl import EPS
 
 LOSSES = {
     word: {"loss.type": kind, "loss.aggregation": aggregation} for (kind, aggregation), word in LOSS_TYPES.items()
@@ -17,7 +18,6 @@ DELTAS = {word: {"advantage.delta": delta} for delta, word in SCALES.items()}
 SCHEDULES = {word: {"optimizer.schedule": word.partition("_")[0]} for word in (
     "constant_with_warmup", "linear", "cosine_with_min_lr", "cosine", "constant")}  # fmt: skip
 """hf 787"""
-EPS = 1e-4
 
 
 def _is_mean_of_tokens(v: Theirs) -> bool:

@@ -13,9 +13,12 @@ from harness.oracle.peers.common import NoCounterpart as NoWord
 from harness.oracle.settings.reading import UNREAD
 from harness.oracle.settings.table import NoCounterpart, Table
 from harness.oracle.step import LossOptions
+from harness.scenario.axes import parse_scenario
 from harness.scenario.load import check_data
+from harness.scenario.problems import as_user_error
 from harness.scenario.rules.rule import usual, value_of
 from harness.scenario.schema import Scenario
+from harness.scenario.tree import Tree
 from harness.settings.base import Settings
 from harness.settings.loss import CLIPPED, WITH_RATIO, AdvantageSettings, LossSettings
 from harness.settings.optimizer import OptimizerSettings
@@ -137,7 +140,7 @@ def to_theirs(table: Table, scenario: Scenario) -> tuple[dict[str, Any], list[Lo
     What they leave out is found by translating them again.
 
     Raises:
-        UserError: what they mean is refused here.
+        UserError: a value of them is none that a scenario could have.
     """
     ours, compared, lost = effective(scenario), COMPARED, list[Lost]()
     theirs = {key: value for row in table.rows for key, value in row.back(ours).items()}
@@ -151,7 +154,10 @@ def to_theirs(table: Table, scenario: Scenario) -> tuple[dict[str, Any], list[Lo
             lost.append(Lost("the loss", f"{table.name} has no {error}, so that no key of the loss is written", True))
             compared = tuple(key for key in COMPARED if not key.startswith("loss."))
     forth = to_ours(table, theirs, table.name)
-    again = effective(scenario_of(forth.ours, table.name))
+    meant, problems = parse_scenario(Tree.of(nested(forth.ours), table.name))  # whatever rules it breaks
+    if meant is None:
+        raise as_user_error(problems, table.name)
+    again = effective(meant)
     lost += forth.lost + [
         Lost(f"{key} {_written(ours[key])}", f"{table.name} would have {_written(again[key])}", _of_loss(key))
         for key in compared
