@@ -95,6 +95,14 @@ def _advantage_back(s: Ours) -> Theirs:
     return {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": scaled}
 
 
+def _warmup(v: Theirs) -> Ours:
+    made = {"optimizer.warmup_ratio": v[f"{OPTIM}lr_warmup_steps_ratio"]}
+    is_one_step = v["data.train_batch_size"] == v[f"{ACTOR}ppo_mini_batch_size"] and v[f"{ACTOR}ppo_epochs"] == 1
+    if v[f"{OPTIM}lr_warmup_steps_ratio"] and not is_one_step:  # engine_workers.py 305
+        raise NoCounterpart("the rate changes once a training step; here at each optimizer step", made)
+    return made
+
+
 def _prompts(s: Ours) -> int:
     return int(s["rollout_batch_size"] // s["group_size"])
 
@@ -151,7 +159,8 @@ ROWS = (
     means(f"{OPTIM}lr_scheduler_type", "constant",
           {word: {"optimizer.schedule": word} for word in ("constant", "cosine")}, loss=False),
     same(f"{OPTIM}min_lr_ratio", 0.0, "optimizer.min_learning_rate_ratio"),
-    same(f"{OPTIM}lr_warmup_steps_ratio", 0.0, "optimizer.warmup_ratio"),
+    Row({f"{OPTIM}lr_warmup_steps_ratio": 0.0}, _warmup,
+        lambda s: {f"{OPTIM}lr_warmup_steps_ratio": s["optimizer.warmup_ratio"]}, loss=False),
     absent(f"{OPTIM}lr_warmup_steps", -1, "it counts training steps: see optimizer.warmup_steps", loss=False),
     # the model
     model("actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat"),
