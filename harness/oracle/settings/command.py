@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +14,14 @@ import yaml
 
 from harness.core.errors import UserError
 from harness.core.named_files import display
+from harness.core.terminal_text import plain
 from harness.oracle.settings.of_open_instruct import OPEN_INSTRUCT
 from harness.oracle.settings.of_prime_rl import PRIME_RL
 from harness.oracle.settings.of_trl import TRL
 from harness.oracle.settings.of_verl import VERL
 from harness.oracle.settings.reading import read_settings
 from harness.oracle.settings.table import Table
-from harness.oracle.settings.translating import SWITCHES, Lost, Translated, nested, scenario_of, to_ours, to_theirs
+from harness.oracle.settings.translating import Lost, nested, scenario_of, to_ours, to_theirs
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 
@@ -29,13 +29,8 @@ TABLES = {"trl": TRL, "verl": VERL, "open-instruct": OPEN_INSTRUCT, "prime-rl": 
 """The trainers whose settings are translated, by the names that the command takes."""
 TASK = {"task.type": "jsonl", "task.train": "train.jsonl", "task.reward": "rewards:reward"}
 """Stands for data and reward, which are written otherwise elsewhere."""
-TITLES = (
-    (True, "No counterpart, and the loss or its data differ by it:"),
-    (False, "No counterpart, without an effect on the loss:"),
-)
-_PLAIN = re.compile(r"[A-Za-z_](?:[\w./:-]*[\w./-])?")
-"""What needs no quotes in YAML, but for the words of ``SWITCHES`` and null."""
-_WIDTH = 110
+ASSUMED = "data and reward, as `task` below: name yours there"
+_WIDTH, _LONGEST = 110, 1000
 
 
 def translate(options: argparse.Namespace) -> int:
@@ -47,111 +42,95 @@ def translate(options: argparse.Namespace) -> int:
     name = options.settings or options.settings_for
     if options.settings and options.settings_for:
         raise UserError("--settings and --settings-for go in two directions", None, "give one of them")
-    if options.step is not None:
-        raise UserError("--step is for a run, and settings have none", "--step", "leave it out")
+    if options.step is not None or (options.settings and options.set):
+        raise UserError("--step is for a run, --set for a scenario", None, "leave it out, or change what is printed")
     if options.run is None:
         raise UserError("no file was named", None, "name the file of settings, or the scenario")
     if name not in TABLES:
         raise UserError(f"{name!r} has no table", "--settings", f"name one of {', '.join(TABLES)}")
-    table = TABLES[name]
-    if options.settings_for:
-        scenario = load_scenario(str(options.run), options.set)
-        print(settings_text(table, scenario), end="")
-    elif options.set:
-        raise UserError(
-            "--set changes a scenario, which is not there yet", "--set", "save what is printed, and change it"
-        )
+    if options.settings:
+        print(scenario_text(TABLES[name], options.run), end="")
     else:
-        print(scenario_text(table, options.run), end="")
+        print(settings_text(TABLES[name], load_scenario(str(options.run), options.set)), end="")
     return 0
 
 
 def scenario_text(table: Table, path: Path) -> str:
-    """Return the scenario that a trainer's file means as YAML, with what is lost and assumed in comments."""
+    """Return the scenario that a trainer's file means as YAML, with what is lost, assumed and refused in comments.
+
+    Raises:
+        UserError: the file cannot be read, or has what the trainer does not take.
+    """
     where = display(path)
     translated = to_ours(table, read_settings(path, table.style != "hydra"), where)
     ours = {"description": f"Settings of {table.name}, from {path.name}"} | translated.ours | TASK
-    scenario_of(ours, where)
     lines = _head(table, f"translated from {path.name}", translated.lost)
-    counts = f"{translated.given} of its keys were translated, and {translated.assumed} that it leaves out."
-    lines += _comment(
-        [counts, "Assumed, since no file of its settings says it:", *(f"- {it}" for it in _assumed(table))]
-    )
-    if translated.unknown:
-        lines += _comment(["Not known here, so not translated:", *(f"- {key}" for key in translated.unknown)])
+    try:
+        scenario_of(ours, where)
+    except UserError as error:
+        problems = [line for line in str(error).splitlines() if not line.strip().startswith("where:")]
+        lines += _comment("Refused here, so that you have to change it:", problems)
+    lines += _comment(f"{translated.given} of its keys were translated, and {translated.assumed} that it leaves out.")
+    lines += _comment("Assumed, since no file of its settings says it:", (*table.assumes, ASSUMED))
+    lines += _comment("Not known here, so not translated:", translated.unknown) if translated.unknown else []
     ordered = sorted(nested(ours).items(), key=lambda item: list(Scenario.model_fields).index(item[0]))
-    return "\n".join([*lines, *_yaml(dict(ordered), translated, ()), ""])
+    return "\n".join([*lines, *_yaml(dict(ordered), translated.origin, ()), ""])
 
 
 def settings_text(table: Table, scenario: Scenario) -> str:
     """Return a trainer's settings that mean a scenario, with what they leave out in comments."""
     theirs, lost = to_theirs(table, scenario)
     lines = _head(table, f"the settings of {scenario.name}", lost)
-    lines += _comment(["Model, data and reward are not translated, but for the model's path."])
+    lines += _comment("Model, data and reward are not translated, but for the model's path.")
     if scenario.arms or scenario.sweep:
-        lines += _comment(["Its arms and sweep are left out: --set KEY=VALUE sets what one of them changes."])
+        lines += _comment("Its arms and sweep are left out: --set KEY=VALUE sets what one of them changes.")
     match table.style:
         case "yaml":
             written = yaml.safe_dump(nested(theirs), sort_keys=False, allow_unicode=True).splitlines()
         case "hydra":
             written = [f"{key}={_word(value)}" for key, value in theirs.items()]
         case "flags":
-            written = [
-                f"--{key} {' '.join(map(_word, value if isinstance(value, list) else [value]))}"
-                for key, value in theirs.items()
-            ]
+            written = [f"--{key} {_word(value)}" for key, value in theirs.items()]
         case _:
             written = [f"{key} = {json.dumps(value)}" for key, value in theirs.items() if value is not None]
     return "\n".join([*lines, *written, ""])
 
 
-def _assumed(table: Table) -> tuple[str, ...]:
-    return (*table.assumes, "data and reward, as `task` below: name yours there")
-
-
 def _head(table: Table, what: str, lost: Sequence[Lost]) -> list[str]:
-    checked = "" if table.checked else ", not checked by its code"
-    lines = _comment([f"{table.name} {table.version}{checked}: {what}."])
-    for of_loss, title in TITLES:
-        if those := [each for each in lost if each.loss == of_loss]:
-            lines += _comment([title, *(f"- {each.what}: {each.why}" for each in those)])
-    if not any(each.loss for each in lost):
-        lines += _comment(["All of the loss has a counterpart."])
-    return lines
+    checked = "" if table.loss else ", not checked by its code"
+    lines = _comment(f"{table.name} {table.version}{checked}: {what}.")
+    of_loss, others = ([f"{each.what}: {each.why}" for each in lost if each.loss is loss] for loss in (True, False))
+    if of_loss:
+        lines += _comment("No counterpart, and the loss or its data differ by it:", of_loss)
+    if others:
+        lines += _comment("No counterpart, without an effect on the loss:", others)
+    return lines if of_loss else lines + _comment("All of the loss has a counterpart.")
 
 
-def _comment(sentences: Sequence[str]) -> list[str]:
-    return [
-        f"# {line}"
-        for sentence in sentences
-        for line in textwrap.wrap(_printable(sentence), _WIDTH, subsequent_indent="  " if sentence[:2] == "- " else "")
-    ]
+def _comment(title: str, items: Sequence[str] = ()) -> list[str]:
+    """Return lines of a comment; what is quoted of files is made safe to print."""
+    wrapped = textwrap.wrap(plain(title, _LONGEST), _WIDTH)
+    for item in items:
+        wrapped += textwrap.wrap(f"- {plain(item.strip(), _LONGEST)}", _WIDTH, subsequent_indent="  ")
+    return [f"# {line}" for line in wrapped]
 
 
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)[:1000]
-
-
-def _yaml(data: Mapping[str, Any], translated: Translated, path: tuple[str, ...]) -> Iterator[str]:
+def _yaml(data: Mapping[str, Any], origin: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
     indent = "  " * len(path)
     for key, value in data.items():
         if isinstance(value, dict):
             yield f"{indent}{key}:"
-            yield from _yaml(value, translated, (*path, key))
+            yield from _yaml(value, origin, (*path, key))
         else:
-            origin = translated.origin.get(".".join((*path, key)))
-            yield f"{indent}{key}: {_scalar(value)}" + (f" # {_printable(origin)}" if origin else "")
+            of = origin.get(".".join((*path, key)))
+            yield f"{indent}{key}: {_scalar(value)}" + (f" # {of}" if of else "")
 
 
 def _scalar(value: Any) -> str:
-    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in (*SWITCHES, "null")
-    return str(value) if plain else json.dumps(value)
+    is_plain = isinstance(value, str) and value.isidentifier() and yaml.safe_load(value) == value
+    return str(value) if is_plain else json.dumps(value)
 
 
 def _word(value: Any) -> str:
     """Return a value as a shell's word."""
-    if isinstance(value, str):
-        return shlex.quote(value)
-    return (
-        "null" if value is None else shlex.quote(json.dumps(value)) if isinstance(value, list | tuple) else str(value)
-    )
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))

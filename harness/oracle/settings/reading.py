@@ -1,17 +1,16 @@
 """Files of other trainers' settings as dotted keys: YAML, TOML, and words of a command or of a shell script.
 
-Nothing is executed. Of a shell script its assignments, ``${NAME:-default}`` and sums of whole numbers are followed; a
-value that only a shell can tell is ``UNREAD``.
+Nothing is executed. Of a shell script its assignments, ``${NAME:-default}``, and sums and products of whole numbers are
+followed; a value that only a shell can tell is ``UNREAD``.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import math
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,9 @@ from harness.scenario.problems import as_user_error
 from harness.scenario.tree import MOST_BYTES, MOST_LEVELS, MOST_VALUES, parse_document, parse_yaml
 
 UNREAD = "(computed by the shell)"
-_SUMS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-}  # fmt: skip
-_ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\([^()$`]*\))*)\)\)")
+_SUM = re.compile(r"\$\(\(([\w\s+*]+)\)\)")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"\(?\+{0,2}([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 _LONGEST = 2000
 """Characters of one word of a script, its variables filled in."""
 
@@ -83,67 +78,48 @@ def _flat(value: Any, path: tuple[str, ...], where: str) -> Iterator[tuple[str, 
 
 def _of_words(text: str, where: str, flags: bool) -> dict[str, Any]:
     """Return what the words of a script say; flags are those of its last program."""
-    text = _ARITHMETIC.sub(lambda match: "".join(match[0].split()), text.replace("\\\n", " "))
+    text = _SUM.sub(lambda match: "".join(match[0].split()), text.replace("\\\n", " "))
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:
         raise UserError(f"it does not read as words of a shell: {error}", where, "close every quote") from None
     start = max((number for number, word in enumerate(words) if word.endswith(".py") or word == "grpo"), default=-1)
     variables: dict[str, str] = {}
-    found: dict[str, Any] = {}
-    flag, values = "", list[str]()
-
-    def close() -> None:
-        if flag:
-            read = [_value(value, where) for value in values]
-            found[flag] = (read[0] if len(read) == 1 else read) if read else True
-
+    found: dict[str, list[str]] = {}
+    flag = ""
     for number, word in enumerate(words):
-        if made := None if flags else _OVERRIDE.fullmatch(word.lstrip("(")):
-            found[made[1]] = _value(_filled(made[2].rstrip(")"), variables), where)
-        elif flags and word.startswith("--") and number > start:
-            close()
-            name, sign, value = word.removeprefix("--").partition("=")
-            flag, values = name.replace("-", "_"), [_filled(value, variables)] if sign else []
+        if flags and word.startswith("--") and number > start:
+            flag, sign, value = word.removeprefix("--").partition("=")
+            flag = flag.replace("-", "_")
+            found[flag] = [_filled(value, variables)] if sign else []
         elif flag and word not in ("$@", "&&", "||", ";", "|"):
-            values.append(_filled(word, variables))
+            found[flag].append(_filled(word, variables))
         elif assigned := _ASSIGNED.fullmatch(word):
-            variables[assigned[1]] = _filled(assigned[2], variables)
-    close()
+            key, value = assigned[1], _filled(assigned[2].rstrip(")") if "." in assigned[1] else assigned[2], variables)
+            if "." not in key:
+                variables[key] = value
+            elif not flags:
+                found[key] = [value]
     if not found:
         what = f"no setting was found: it has no words {'--flag value' if flags else 'key.of.a.setting=value'}"
         raise UserError(what, where, "name a .yaml or .toml file, or the script that starts the trainer")
-    return found
+    read = {key: [_value(value, where) for value in values] for key, values in found.items()}
+    return {key: values[0] if len(values) == 1 else values or True for key, values in read.items()}
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a word with its variables and sums, or ``UNREAD``."""
     for _ in range(3 if len(text) < _LONGEST else 0):
-        text = _VARIABLE.sub(lambda match: _of_variable(match, variables), text)[:_LONGEST]
-    text = _ARITHMETIC.sub(lambda match: _sum(match[1], variables), text)
+        text = _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[3] or UNREAD), text)[:_LONGEST]
+    text = _SUM.sub(lambda match: _sum(match[1], variables), text)
     return UNREAD if "$" in text or "`" in text or UNREAD in text else text
 
 
-def _of_variable(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    name, usual = match[1] or match[2], match[3]
-    return variables.get(name, UNREAD if usual is None else usual)
-
-
 def _sum(text: str, variables: Mapping[str, str]) -> str:
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name):
-                return int(variables[name])
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUMS:
-                return _SUMS[type(op)](value(left), value(right))
-            case _:
-                raise ValueError
-
+    terms = [[variables.get(name.strip(), name) for name in term.split("*")] for term in text.split("+")]
     try:
-        return str(value(ast.parse(text.strip(), mode="eval").body))
-    except (ValueError, KeyError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
+        return str(sum(math.prod(map(int, term)) for term in terms))
+    except ValueError:
         return UNREAD
 
 

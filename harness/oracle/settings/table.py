@@ -25,20 +25,18 @@ class NoCounterpart(Exception):
         self.why, self.nearest = why, nearest or {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """Keys of theirs that together mean settings of ours.
 
     Attributes:
         theirs: the keys, with the trainer's defaults.
-        ours: the settings that they decide; none where there is no counterpart.
         to: from all keys of the table to settings of ours; raises ``NoCounterpart``.
         back: from effective settings of ours to keys of theirs; nothing where no value of theirs means them.
         loss: whether what is lost here changes the loss.
     """
 
     theirs: Theirs
-    ours: tuple[str, ...] = ()
     to: Callable[[Theirs], Ours]
     back: Callable[[Ours], Theirs] = lambda ours: {}
     loss: bool = True
@@ -51,24 +49,25 @@ class Table:
     Attributes:
         name: the trainer's, as a person writes it.
         version: what was read: a release, or a commit.
-        checked: whether the trainer's own code was run against the translation.
         style: how its settings are written out: ``yaml``, ``hydra``, ``flags`` or ``toml``.
         rows: in this order; a later one overrides what an earlier one means.
         beside: further keys that it has, as patterns with blanks between, which decide neither loss nor step.
         renamed: older names of its keys.
         sections: what may be left out in front of a key.
         assumes: what no file of its settings says.
+        loss: from the options of ``step.LossOptions`` to keys of theirs, by which its own code was checked; None where
+            the rows alone say it, and no code was run.
     """
 
     name: str
     version: str
-    checked: bool
     style: str
     rows: tuple[Row, ...]
     beside: str
     renamed: Mapping[str, str] = field(default_factory=dict)
     sections: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
+    loss: Callable[[dict[str, Any]], Theirs] | None = None
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -80,37 +79,32 @@ def same(
     key: str,
     default: Any,
     ours: str,
-    words: Mapping[Any, Any] | None = None,
-    when: Callable[[Theirs], bool] | None = None,
+    off: Any = ...,
+    when: Callable[[Theirs], bool] = lambda theirs: True,
     loss: bool = True,
 ) -> Row:
-    """Return the row of a key that means one setting of ours, by the same values or by the ``words`` for them.
+    """Return the row of a key that means one setting of ours, by the same values. Null is as if it were not given.
 
     Args:
         key: of theirs.
         default: its value where none is given.
         ours: the setting.
-        words: values of ours that are written otherwise there, by their words; with texts there are no others.
+        off: value of theirs for our null.
         when: all keys have it, else the key does nothing.
         loss: see ``Row``.
     """
 
     def to(theirs: Theirs) -> Ours:
         value = theirs[key]
-        if when is not None and not when(theirs):
+        if not when(theirs) or (value is None and off is not None):
             return {}
-        if words is not None and value in words:
-            return {ours: words[value]}
-        if words is not None and isinstance(value, str):
-            raise NoCounterpart(f"known are {', '.join(map(str, words))}")
-        return {ours: value}
+        return {ours: None if value == off else value}
 
     def back(settings: Ours) -> Theirs:
-        value = settings[ours]
-        theirs = next((word for word, own in (words or {}).items() if own == value), value)
-        return {} if theirs is None and default is not None else {key: theirs}
+        value = off if settings[ours] is None else settings[ours]
+        return {} if value is ... else {key: value}
 
-    return Row(theirs={key: default}, ours=(ours,), to=to, back=back, loss=loss)
+    return Row({key: default}, to, back, loss)
 
 
 def means(
@@ -127,8 +121,7 @@ def means(
     """
 
     def to(theirs: Theirs) -> Ours:
-        word = theirs[key]
-        if word not in words:
+        if (word := theirs[key]) not in words:
             raise NoCounterpart((absent or {}).get(word) or f"known are {', '.join(map(str, words))}")
         return words[word]
 
@@ -136,18 +129,36 @@ def means(
         fitting = [word for word, meant in words.items() if meant.items() <= settings.items()]
         return {key: fitting[0]} if fitting else {}
 
-    decided = tuple(dict.fromkeys(setting for meant in words.values() for setting in meant))
-    return Row(theirs={key: default}, ours=decided, to=to, back=back, loss=loss)
+    return Row({key: default}, to, back, loss)
 
 
 def absent(key: str, default: Any, why: str, off: Any = None, loss: bool = True) -> Row:
     """Return the row of a key without a counterpart; ``off``, which is the default if None, means what is done here."""
-    nothing = default if off is None else off
 
     def to(theirs: Theirs) -> Ours:
-        if theirs[key] is not None and theirs[key] != nothing:
+        if theirs[key] not in (None, default if off is None else off):
             raise NoCounterpart(why)
         return {}
 
-    back = {} if off is None else {key: off}
-    return Row(theirs={key: default}, to=to, back=lambda settings: back, loss=loss)
+    return Row({key: default}, to, lambda ours: {} if off is None else {key: off}, loss)
+
+
+def steps(key: str) -> Row:
+    """Return the row of a number of training steps, which may be null."""
+
+    def to(theirs: Theirs) -> Ours:
+        if not theirs[key]:
+            raise NoCounterpart("the data set or its user ends the run; `steps` is left at its default")
+        return {"steps": theirs[key]}
+
+    return Row({key: None}, to, lambda ours: {key: ours["steps"]}, loss=False)
+
+
+def model(key: str, default: str | None) -> Row:
+    """Return the row of a model's path or name."""
+    return Row(
+        {key: default},
+        lambda theirs: {"model.type": "folder", "model.path": theirs[key]} if theirs[key] else {},
+        lambda ours: {key: ours["model.path"]} if ours["model.path"] else {},
+        loss=False,
+    )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.core.errors import UserError, quoted
+from harness.oracle.peers.common import NoCounterpart as NoWord
 from harness.oracle.settings.reading import UNREAD
-from harness.oracle.settings.refused import REFUSED
 from harness.oracle.settings.table import NoCounterpart, Table
+from harness.oracle.step import LossOptions
+from harness.scenario.axes import parse_scenario
 from harness.scenario.load import check_data
+from harness.scenario.problems import as_user_error
 from harness.scenario.rules.rule import usual, value_of
 from harness.scenario.schema import Scenario
+from harness.scenario.tree import Tree
 from harness.settings.base import Settings
 from harness.settings.loss import CLIPPED, WITH_RATIO, AdvantageSettings, LossSettings
 from harness.settings.optimizer import OptimizerSettings
@@ -41,6 +45,12 @@ COMPARED = (
     *("epochs_per_batch", "minibatches_per_epoch"),
 )
 """Settings of ours that must come back from a trainer's words for them; else they have no counterpart there."""
+NAMED = (
+    *("steps", "seed", "lag_control", "shuffle_minibatches", "gradient_accumulation_steps"),
+    *("model.precision", "engine.type"),
+)
+"""Further settings that tables name."""
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -83,45 +93,35 @@ def to_ours(table: Table, given: Mapping[str, Any], where: str) -> Translated:
     Raises:
         UserError: a value is none that the trainer could have.
     """
-    defaults = table.defaults
-    named = {_key_of(table, key, given): value for key, value in given.items()}
-    unknown = [key for key in named if key not in defaults and not _beside(table, key)]
-    unread = {key for key, value in named.items() if value == UNREAD and key in defaults}
-    theirs = defaults | {key: value for key, value in named.items() if key in defaults and key not in unread}
-    theirs = {key: _as(defaults[key], key, value, where) for key, value in theirs.items()}
+    defaults, named, unknown = table.defaults, dict[str, Any](), list[str]()
+    for key, value in given.items():
+        if (known := _key_of(table, key)) in defaults:
+            is_switch = isinstance(defaults[known], bool)  # yes and off are booleans to other readers of YAML
+            named[known] = SWITCHES.get(str(value).lower(), value) if is_switch else value
+        elif not _beside(table, known):
+            unknown.append(known)
+    theirs = defaults | {key: value for key, value in named.items() if value != UNREAD}
     ours, origin, lost = dict[str, Any](), dict[str, str](), list[Lost]()
     taken, assumed = set[str](), 0
-    for key in sorted(unread):
-        why = f"only a shell can tell its value; the default {_written(defaults[key])} is taken"
-        lost.append(Lost(key, why, any(row.loss for row in table.rows if key in row.theirs)))
     for row in table.rows:
-        own = [key for key in row.theirs if key in named and key not in unread]
+        own = [key for key in row.theirs if named.get(key, UNREAD) != UNREAD]
+        for key in row.theirs:
+            if named.get(key) == UNREAD:
+                why = f"only a shell can tell its value; the default {_written(defaults[key])} is taken"
+                lost.append(Lost(key, why, row.loss))
+        said = ", ".join(f"{key} {_written(theirs[key])}" for key in own or row.theirs) + (" (default)" * (not own))
         try:
-            made, whole = row.to(theirs), True
+            made = row.to(theirs)
+            taken.update(own)
+            assumed += (len(row.theirs) - len(own)) * bool(made)
         except NoCounterpart as error:
-            made, whole = error.nearest, False
-            lost.append(Lost(_said(own or list(row.theirs), theirs, not own), error.why, row.loss))
+            made = error.nearest
+            lost.append(Lost(said, error.why, row.loss))
         except (TypeError, ValueError, ArithmeticError, AttributeError, KeyError):
-            shown = _said(own or list(row.theirs), theirs, False)
-            raise UserError(f"{quoted(shown, 200)} is not what {table.name} takes", where, "correct it") from None
+            raise UserError(f"{quoted(said, 200)} is not what {table.name} takes", where, "correct it") from None
         ours |= made
         default = f"{_few(list(row.theirs))} (default)" if row.theirs else "fixed in its code"
         origin |= dict.fromkeys(made, _few(own) if own else default)
-        if whole and (made or not row.ours):
-            taken.update(own)
-            assumed += (len(row.theirs) - len(own)) * bool(made)
-    for refused in REFUSED:
-        settings = {key: usual(key) for key in JUDGED} | ours
-        try:
-            if not refused.breaks(settings):
-                continue
-            change = {key: value(settings) if callable(value) else value for key, value in refused.change.items()}
-        except (TypeError, ValueError, ArithmeticError, StopIteration):
-            continue  # a wrong value: the scenario's own check says so
-        what = ", ".join(f"{key} {_written(settings[key])}" for key in change if key in ours)
-        lost.append(Lost(what or "the loss", refused.why, refused.loss))
-        origin |= {key: f"instead of {_written(settings[key])}" for key in change if key in ours}
-        ours |= change
     return Translated(ours, origin, len(taken), assumed, lost, unknown)
 
 
@@ -138,14 +138,29 @@ def to_theirs(table: Table, scenario: Scenario) -> tuple[dict[str, Any], list[Lo
     """Return a trainer's keys for the settings of a scenario, and what they leave out.
 
     What they leave out is found by translating them again.
+
+    Raises:
+        UserError: a value of them is none that a scenario could have.
     """
-    ours = effective(scenario)
+    ours, compared, lost = effective(scenario), COMPARED, list[Lost]()
     theirs = {key: value for row in table.rows for key, value in row.back(ours).items()}
+    if table.loss is not None:
+        options = replace(LossOptions.of(scenario.loss), constant=ours["loss.constant"])
+        try:
+            theirs = {**table.loss(asdict(options)), **theirs}
+        except NoWord as error:
+            of_loss = table.loss(asdict(LossOptions(aggregation="token_mean")))
+            theirs = {key: value for key, value in theirs.items() if key not in of_loss}
+            lost.append(Lost("the loss", f"{table.name} has no {error}, so that no key of the loss is written", True))
+            compared = tuple(key for key in COMPARED if not key.startswith("loss."))
     forth = to_ours(table, theirs, table.name)
-    again = effective(scenario_of(forth.ours, table.name))
-    lost = forth.lost + [
+    meant, problems = parse_scenario(Tree.of(nested(forth.ours), table.name))  # whatever rules it breaks
+    if meant is None:
+        raise as_user_error(problems, table.name)
+    again = effective(meant)
+    lost += forth.lost + [
         Lost(f"{key} {_written(ours[key])}", f"{table.name} would have {_written(again[key])}", _of_loss(key))
-        for key in COMPARED
+        for key in compared
         if not _equal(ours[key], again[key])
     ]
     return theirs, lost
@@ -154,7 +169,7 @@ def to_theirs(table: Table, scenario: Scenario) -> tuple[dict[str, Any], list[Lo
 def effective(scenario: Scenario) -> dict[str, Any]:
     """Return settings with the values that null stands for; those that do nothing have their defaults."""
     loss, advantage = scenario.loss, scenario.advantage
-    ours = {key: value_of(scenario, key) for key in (*COMPARED, *MORE)}
+    ours = {key: value_of(scenario, key) for key in (*COMPARED, *NAMED)}
     ours["model.path"] = getattr(scenario.model, "path", None)
     ours["advantage.delta"] = delta = advantage.delta_for(loss.type)
     ours["loss.constant"] = scenario.loss_constant if loss.aggregation == "constant" else None
@@ -165,21 +180,8 @@ def effective(scenario: Scenario) -> dict[str, Any]:
         "loss.ratio_level": loss.type not in WITH_RATIO,
         "advantage.eps": delta not in NORMALIZED,
         **dict.fromkeys(("loss.kl.estimator", "loss.kl.weighted_by_ratio"), loss.kl.coefficient == 0),
-        **dict.fromkeys(("loss.kl.reference", "loss.kl.reclone_every", "loss.kl.alpha"), not loss.needs_reference),
     }
     return ours | {key: usual(key) for key, is_idle in idle.items() if is_idle}
-
-
-MORE = (
-    *("steps", "seed", "lag_control", "shuffle_minibatches", "gradient_accumulation_steps"),
-    *("model.precision", "model.dtype", "engine.type"),
-)
-"""Further settings that tables name."""
-
-
-SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-JUDGED = (*COMPARED, "steps", "gradient_accumulation_steps")
-"""Settings that a refused combination may be of."""
 
 
 def nested(ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,50 +196,20 @@ def nested(ours: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _as(default: Any, key: str, value: Any, where: str) -> Any:
-    """Return a value of the default's kind; ``yes`` and ``off`` are booleans to other readers of YAML.
-
-    Raises:
-        UserError: it is of another kind.
-    """
-    kind = "must be a number" if type(default) in (int, float) else "must be one word"
-    if isinstance(default, bool):
-        value, kind = SWITCHES.get(str(value).lower(), value), "must be true or false"
-        fits = isinstance(value, bool)
-    elif isinstance(default, str):
-        fits = not isinstance(value, list | dict)
-    elif isinstance(default, int | float):
-        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    else:
-        fits = True
-    if not fits:
-        raise UserError(f"{key} is {quoted(value)}, {kind}", where, f"its default is {_written(default)}")
-    return value
-
-
-def _key_of(table: Table, key: str, given: Mapping[str, Any]) -> str:
-    """Return the table's key: without a section in front that may be left out, and by its newer name."""
-    known = table.defaults
-    for section in ("", *table.sections):
-        if (full := section + key) in known:
-            return full
-        if (newer := table.renamed.get(full)) is not None and newer not in given:
-            return newer
-    return key
+def _key_of(table: Table, key: str) -> str:
+    """Return the table's key: by its newer name, and with a section in front that may be left out."""
+    names = [section + key for section in ("", *table.sections)]
+    names += [table.renamed[name] for name in names if name in table.renamed]
+    return next((name for name in names if name in table.defaults), key)
 
 
 def _beside(table: Table, key: str) -> bool:
-    return any(
-        fnmatchcase(section + key, pattern) for section in ("", *table.sections) for pattern in table.beside.split()
-    )
+    names = [section + key for section in ("", *table.sections)]
+    return any(fnmatchcase(name, pattern) for name in names for pattern in table.beside.split())
 
 
 def _few(keys: Sequence[str]) -> str:
     return ", ".join(keys) if len(keys) < 3 else f"{keys[0]} and others"
-
-
-def _said(keys: Sequence[str], theirs: Mapping[str, Any], default: bool) -> str:
-    return ", ".join(f"{key} {_written(theirs[key])}" for key in keys) + (" (default)" if default else "")
 
 
 def _written(value: Any) -> str:
