@@ -29,7 +29,7 @@ def main() -> None:
     """Answer for the trainer that is named."""
     name, path, given, out = sys.argv[1:]
     sys.path.append(str(Path(__file__).parents[2] / "harness" / "oracle"))
-    from peers.common import Step
+    from peers.common import Step  # type: ignore[import-not-found]
 
     peer, step = importlib.import_module(f"peers.of_{name}").load(), Step(path)
     answers = []
