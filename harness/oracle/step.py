@@ -161,7 +161,7 @@ class Step:
 
     def write(self, path: Path) -> None:
         """Write the file."""
-        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        tensors = {name: tensor.clone().contiguous() for name, tensor in self.tensors.items()}  # some may be one
         save_file(tensors, path, {"step": json.dumps(asdict(self.header))})
 
 

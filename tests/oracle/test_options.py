@@ -185,7 +185,7 @@ def test_a_planted_fault_is_found_with_the_smallest_batch(tmp_path: Path, fault:
     with (folder / "__init__.py").open("a") as file:
         file.write(PLANT.replace("OLD", repr(old)).replace("NEW", repr(new)))
     with peer("verl", folder) as planted:
-        cells = compared(planted, BY_NAME[option], usual_batch(), 60)
+        cells = compared(planted, BY_NAME[option], usual_batch(), 200)
     assert {cell.status for cell in cells if cell.of != "advantages, grpo_vectorized"} <= {"differs", "no counterpart"}
     (cell,) = [cell for cell in cells if cell.smallest is not None]
     assert tuple(cell.smallest.tensors["mask"].shape) == shape
