@@ -172,9 +172,7 @@ def _batches(option: Option) -> Any:
 
         def drawn(least: int, most: int) -> Tensor:
             near = st.integers(max(least, -NEAR), min(most, NEAR))
-            values = (
-                near | st.integers(least, most) | st.sampled_from((least, most))
-            )  # where bounds act
+            values = near | st.integers(least, most) | st.sampled_from((least, most))  # where bounds act
             hundredths = draw(arrays(np.int64, (rows, tokens), elements=values, fill=st.just(0)))
             return torch.from_numpy(hundredths).double() / 100
 
