@@ -11,6 +11,7 @@ from harness.grpo.advantages import DELTAS, deltas_per_group
 from harness.grpo.aggregate import loss_denominator, prompt_tokens
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
+from harness.oracle.peers.common import gradient_of
 from harness.oracle.step import Step
 
 
@@ -47,9 +48,7 @@ def ours(step: Step) -> Own:
         **further,
     )
     loss, _ = surrogate_loss(tokens, weights_BT, options.settings())
-    inputs = [log_probs, *([] if entropy is None else [entropy])]
-    zeros, found = torch.zeros_like(log_probs), torch.autograd.grad(loss, inputs, allow_unused=True)
-    gradient = torch.cat([(zeros if each is None else each)[mask_BT] for each in found])
+    gradient = gradient_of(loss, log_probs, entropy, mask_BT)
     return Own(float(loss.detach()), gradient, advantages(step))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from harness.oracle.environments import PEERS, REQUIREMENTS, folder_of, is_curre
 from harness.record.seams import shims
 from harness.results import find_runs
 from harness.results.writer import LOG
+from tests.oracle.test_options import ENVIRONMENTS
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = Path(os.environ.get("ORACLE_ENVIRONMENTS", HERE.parents[1]))
-"""Where ``.venv-NAME`` are."""
 OLDEST_TRL = HERE / "requirements" / "trl-0.24.txt"
 STAGES = {
     "verl": [

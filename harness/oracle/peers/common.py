@@ -175,6 +175,14 @@ class Peer:
     because: tuple[Because, ...] = ()
 
 
+def gradient_of(loss: Tensor, log_probs: Tensor, entropy: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """Return the gradient with respect to each token's log-prob, row after row, then to each entropy if there are any;
+    0 where the loss does not depend on them."""
+    inputs = [log_probs, *([] if entropy is None else [entropy])]
+    zeros, found = torch.zeros_like(log_probs), torch.autograd.grad(loss, inputs, allow_unused=True)
+    return torch.cat([(zeros if each is None else each)[mask_BT] for each in found])
+
+
 def place_of(function: Callable[..., Any]) -> str:
     """Return file and first line of a function: the package's folder, and what follows."""
     function = inspect.unwrap(function)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from .common import Advantages, Because, NoCounterpart, Options, Peer, Step, place_of, place_of_line
+from .common import Advantages, Because, NoCounterpart, Options, Peer, Step, gradient_of, place_of, place_of_line
 
 PACKAGES = {
     "trl": "trl",
@@ -55,14 +55,11 @@ def _loss(peer: Peer, step: Step, variant: str, words: Words) -> Options:
         if step.entropy is not None:
             step.entropy.requires_grad_(True)
         made = peer.loss(step, log_probs, options)
-        inputs = [log_probs, *([] if step.entropy is None else [step.entropy])]
-        gradients = torch.autograd.grad(made, inputs, allow_unused=True)
+        gradient = gradient_of(made, log_probs, step.entropy, step.mask_bool)
     except NoCounterpart as error:
         return {"variant": variant, "absent": f"no counterpart of {error}"}
     except Exception as error:  # whatever the trainer raises costs this row only
         return {"variant": variant, "absent": _failed(error)}
-    zeros = torch.zeros_like(log_probs)
-    gradient = torch.cat([(zeros if each is None else each)[step.mask_bool] for each in gradients])
     return {"variant": variant, "options": options, "loss": made.item(), "gradient": gradient.tolist()}
 
 
